@@ -1,6 +1,7 @@
 """asfp: asymptotic soft filter pruning, for convolutional networks that are smaller and really faster."""
 
 from asfp.errors import AsfpError, TraceError, VerificationError
+from asfp.models import create_model
 from asfp.version import __version__
 
 __all__ = [
@@ -8,4 +9,5 @@ __all__ = [
     "TraceError",
     "VerificationError",
     "__version__",
+    "create_model",
 ]
