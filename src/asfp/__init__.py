@@ -2,10 +2,20 @@
 
 from asfp.errors import AsfpError, TraceError, VerificationError
 from asfp.models import create_model
+from asfp.pruner import HardPruner, SoftPruner
+from asfp.schedule import AsymptoticSchedule, ConstantSchedule, CubicSchedule, LinearSchedule
+from asfp.steps import PruneStep
 from asfp.version import __version__
 
 __all__ = [
     "AsfpError",
+    "AsymptoticSchedule",
+    "ConstantSchedule",
+    "CubicSchedule",
+    "HardPruner",
+    "LinearSchedule",
+    "PruneStep",
+    "SoftPruner",
     "TraceError",
     "VerificationError",
     "__version__",

@@ -150,4 +150,4 @@ def _checked(scores: object, weight: Tensor, name: str) -> Tensor:
             f"criterion {name} gave {got} for a weight of shape {tuple(weight.shape)}: it must give one score "
             f"a filter, a tensor of shape ({weight.shape[0]},), e.g. weight.abs().flatten(1).sum(1)"
         )
-    return scores.detach()
+    return scores.detach() if scores.is_floating_point() else scores.detach().float()

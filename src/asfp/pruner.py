@@ -1,0 +1,221 @@
+"""Algorithm 1 of the paper: the rate, a score for each filter, the lowest of each layer, zero them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asfp.checks import (
+    Schedule,
+    check_epoch,
+    check_flag,
+    check_goal,
+    check_scheduled,
+    check_selection,
+    checked_state,
+    schedule_goal,
+)
+from asfp.criteria import Scorer, resolve
+from asfp.filters import count_pruned, count_regrown, keep_all_but_lowest, score_filters, scored_tensor, zero_
+from asfp.schedule import AsymptoticSchedule, check_epochs
+from asfp.selection import Layer, Layers, select, unwrap
+from asfp.steps import LayerStep, PruneStep
+
+
+class SoftPruner:
+    """After each epoch zero the floor(N * rate(epoch)) filters of lowest score in each layer, and let them train on.
+
+    The model stays as it is: no hooks, wrappers or masks; the optimiser is not touched. Weights change in place, so
+    compiled, distributed, channels-last and half-precision models work. All processes of a run choose alike.
+
+    - `rate`: the share of each layer's filters that is pruned in the end. None: as the schedule or the mapping says.
+    - `schedule`: epoch -> rate; `AsymptoticSchedule(rate, epochs)` when None, `ConstantSchedule(rate)` for SFP.
+    - `criterion`: "l1", "l2", "geometric_median", "bn_scale", "random", or a callable weight -> scores.
+    - `layers`: None for every convolution but projection shortcuts and those that make the model's output; a predicate
+      (name, module) -> bool; or a mapping name -> rate. Depthwise convolutions follow the layer that feeds them.
+    - `interval`: prune every so many epochs, and after the last.
+    - `selection`: "independent", each layer by itself, as in the paper.
+    - `zero_maps`: also zero the bias, the batch norm's shift and its running mean of the pruned filters, so that their
+      maps are zero. Left alone, as in the paper's code, they make the map of a zero filter a constant. Use it for the
+      smallest compact model (no constants to fold), or for other tools, which often take the maps for zero.
+    - `example_inputs`: arguments of forward, for models whose forward depends on shapes.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.Conv2d(10, 20, 3), nn.Flatten(), nn.LazyLinear(2))
+    >>> pruner = SoftPruner(net, rate=0.4, epochs=3)
+    >>> for epoch in range(1, 4):
+    ...     pass  # train for one epoch
+    ...     print(pruner.step(epoch))
+    epoch 1: rate 0.3901, 10 of 30 filters zeroed, 0.0 % of the last regrown
+    epoch 2: rate 0.3998, 10 of 30 filters zeroed, 0.0 % of the last regrown
+    epoch 3: rate 0.4000, 12 of 30 filters zeroed, 0.0 % of the last regrown
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rate: float | None,
+        epochs: int,
+        *,
+        schedule: Schedule | None = None,
+        criterion: str | Scorer = "l2",
+        layers: Layers = None,
+        interval: int = 1,
+        selection: str = "independent",
+        zero_maps: bool = False,
+        example_inputs: Any = None,
+    ) -> None:
+        self.epochs = check_epochs(epochs)
+        self.interval = check_epochs(interval, "interval")
+        self.criterion = resolve(criterion)
+        self.zero_maps = check_flag("zero_maps", zero_maps)
+        self.selection = check_selection(selection)
+        goal = check_goal(rate, schedule, self.epochs, isinstance(layers, Mapping))
+        needs_norm = self.zero_maps or self.criterion.reads == "bn_scale"
+        self.layers = select(unwrap(model), layers, goal, needs_norm=needs_norm, example_inputs=example_inputs)
+        self.rate = goal if goal is not None else max(layer.goal for layer in self.layers)
+        self.schedule: Schedule = schedule if schedule is not None else AsymptoticSchedule(self.rate, self.epochs)
+        self._goal = schedule_goal(self.schedule, self.epochs)
+        self._zeroed = [*self.layers, *(follower for layer in self.layers for follower in layer.followers)]
+        self._last: dict[str, int] = {}
+        self.masks: dict[str, Tensor] = {}
+        """The masks of the last pruning by layer name, True = kept; empty before the first."""
+        for layer in self.layers:
+            scored_tensor(layer, self.criterion)
+
+    @torch.no_grad()
+    def step(self, epoch: int) -> PruneStep:
+        """Prune after epoch `epoch`, counted from 1 (0 for the rate before training), and say what was done."""
+        share = self._share(epoch)
+        if epoch % self.interval and epoch != self.epochs:
+            return PruneStep(epoch, share * self.rate)
+        counts = [self._count(layer, share) for layer in self.layers]
+        scores = score_filters(self.layers, self.criterion, epoch)
+        regrown = count_regrown(self._zeroed, self.masks, scores)
+        self.masks = self._with_followers(self._choose(scores, counts))
+        zero_(self._zeroed, self.masks, self.zero_maps)
+        return self._record(epoch, share * self.rate, counts, regrown)
+
+    def _share(self, epoch: int) -> float:
+        """How much of its goal each layer is pruned to: rate(epoch) / goal, Eq. 6."""
+        return check_scheduled(self.schedule, check_epoch(epoch, self.epochs)) / self._goal
+
+    def _count(self, layer: Layer, share: float) -> int:
+        """N_{i+1} P_i'."""
+        return count_pruned(layer.filters, share * layer.goal)
+
+    def _choose(self, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
+        """A mask for each layer, True = kept."""
+        return keep_all_but_lowest(scores, counts)
+
+    def _with_followers(self, chosen: list[Tensor]) -> dict[str, Tensor]:
+        masks = {layer.name: mask for layer, mask in zip(self.layers, chosen, strict=True)}
+        for layer in self.layers:
+            for follower in layer.followers:
+                masks[follower.name] = masks[layer.name].repeat_interleave(follower.repeat)
+        return masks
+
+    def _record(self, epoch: int, rate: float, counts: list[int], regrown: list[int]) -> PruneStep:
+        last, self._last = self._last, {}
+        for layer, count in zip(self.layers, counts, strict=True):
+            self._last |= {layer.name: count} | {f.name: count * f.repeat for f in layer.followers}
+        steps = {
+            layer.name: LayerStep(
+                layer.name,
+                layer.filters,
+                self._last[layer.name],
+                again / max(1, last.get(layer.name, 0)),
+                self.masks[layer.name],
+            )
+            for layer, again in zip(self._zeroed, regrown, strict=True)
+        }
+        return PruneStep(epoch, rate, sum(self._last.values()), sum(regrown) / max(1, sum(last.values())), steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to continue identically: tensors, numbers and strings only.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 10, 3), nn.Flatten(), nn.LazyLinear(2))
+        >>> sorted(SoftPruner(net, 0.4, epochs=3).state_dict())
+        ['masks', 'settings']
+        """
+        return {"settings": self._settings(), "masks": {name: mask.clone() for name, mask in self.masks.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()` of a pruner with the same settings on the same model."""
+        masks = checked_state(state, self._settings(), {layer.name: layer.filters for layer in self._zeroed})
+        device = {layer.name: layer.weight.device for layer in self._zeroed}
+        self.masks = {name: mask.to(device[name], copy=True) for name, mask in masks.items()}
+        self._last = {name: int((~mask).sum()) for name, mask in masks.items()}
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "pruner": type(self).__name__,
+            "epochs": self.epochs,
+            "interval": self.interval,
+            "criterion": self.criterion.name,
+            "selection": self.selection,
+            "zero_maps": self.zero_maps,
+            "rates": [float(self.schedule(self.epochs * eighth // 8)) for eighth in range(9)],
+            "layers": {layer.name: layer.goal for layer in self.layers},
+        }
+
+    def __repr__(self) -> str:
+        filters = sum(layer.filters for layer in self.layers)
+        return (
+            f"{type(self).__name__}({len(self.layers)} layers, {filters} filters, rate={self.rate:g}, "
+            f"epochs={self.epochs}, schedule={self.schedule}, criterion={self.criterion})"
+        )
+
+
+class HardPruner(SoftPruner):
+    """Like `SoftPruner`, but a filter once zeroed stays zero: later steps only add filters.
+
+    Momentum and weight decay move a zero filter even where its gradient is zero, so call `enforce_()` after each
+    `optimizer.step()`:
+
+        pruner = HardPruner(model, rate=0.4, epochs=200)
+        for epoch in range(1, 201):
+            for x, y in data:
+                optimizer.zero_grad()
+                loss(model(x), y).backward()
+                optimizer.step()
+                pruner.enforce_()
+            print(pruner.step(epoch))
+
+    `step` zeroes them too; its `regrown` is 0 as long as `enforce_` is called.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 10, 3), nn.Flatten(), nn.LazyLinear(2))
+    >>> pruner = HardPruner(net, rate=0.4, epochs=3)
+    >>> first = pruner.step(1).layers["0"].keep
+    >>> nn.init.ones_(net[0].weight) is net[0].weight
+    True
+    >>> pruner.enforce_()
+    >>> [int(filter.any()) for filter in net[0].weight] == [int(i in first) for i in range(10)]
+    True
+    """
+
+    @torch.no_grad()
+    def step(self, epoch: int) -> PruneStep:
+        """Prune after epoch `epoch`; where none is due, zero again what was chosen before."""
+        result = super().step(epoch)
+        if not result.layers:
+            self.enforce_()
+        return result
+
+    @torch.no_grad()
+    def enforce_(self) -> None:
+        """Zero all filters chosen so far; call it after each `optimizer.step()`."""
+        if self.masks:
+            zero_(self._zeroed, self.masks, self.zero_maps)
+
+    def _count(self, layer: Layer, share: float) -> int:
+        return max(super()._count(layer, share), self._last.get(layer.name, 0))
+
+    def _choose(self, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
+        if self.masks:
+            gone = [~self.masks[layer.name].to(score.device) for layer, score in zip(self.layers, scores, strict=True)]
+            scores = [score.masked_fill(mask, -math.inf) for score, mask in zip(scores, gone, strict=True)]
+        return super()._choose(scores, counts)

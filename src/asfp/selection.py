@@ -1,0 +1,212 @@
+"""HOW TOGETHER: which layers are pruned, each to which rate, and what is zeroed along with their filters."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
+
+from asfp.errors import AsfpError, TraceError, nearest
+from asfp.roles import CONVOLUTIONS, LEAVES, Convolution, Roles, find_roles, is_depthwise
+from asfp.trace import trace
+
+Layers = Callable[[str, nn.Module], bool] | Mapping[str, float] | None
+"""None for the default rule, a predicate (name, module) -> bool, or a mapping name -> rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A convolution of the model, what is zeroed with its filters, and the rate it is pruned to in the end.
+
+    >>> layer = Layer("up", nn.ConvTranspose2d(4, 6, 3), goal=0.5)
+    >>> layer.filters, tuple(layer.weight.shape)
+    (6, (6, 4, 3, 3))
+    """
+
+    name: str
+    module: Convolution
+    goal: float = 0.0
+    norm: _BatchNorm | None = None
+    repeat: int = 1
+    """For a depthwise convolution that follows another: its filters for each filter of that one."""
+    followers: tuple[Layer, ...] = field(default=(), repr=False)
+
+    @property
+    def filters(self) -> int:
+        """How many there are."""
+        return self.module.out_channels
+
+    @property
+    def weight(self) -> Tensor:
+        """The convolution's weight, in place, with the filters along dimension 0."""
+        return self.module.weight.transpose(0, 1) if self.module.transposed else self.module.weight
+
+    def map_tensors(self) -> list[Tensor]:
+        """What, beside the weight, has to be zero for the map of a zero filter to be zero: bias, BN shift and mean."""
+        norm = self.norm
+        tensors = [self.module.bias] if norm is None else [self.module.bias, norm.bias, norm.running_mean]
+        return [tensor for tensor in tensors if tensor is not None]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, out of `torch.compile`, DistributedDataParallel and DataParallel.
+
+    >>> net = nn.Conv2d(3, 8, 3)
+    >>> unwrap(nn.DataParallel(net)) is net
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise AsfpError(
+            f"model={model!r} is not a torch.nn.Module: pass the model itself, e.g. SoftPruner(model, 0.4, 200)"
+        )
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def select(
+    model: nn.Module, layers: Layers, rate: float | None, *, needs_norm: bool = False, example_inputs: Any = None
+) -> list[Layer]:
+    """The layers to prune, in the model's order; each is pruned to `rate`, or to its own rate of the mapping.
+
+    By default these are all convolutions but the projection shortcuts and those that make the model's output, which
+    stand for the fully connected layer that the paper leaves alone too. A predicate or a mapping decides freely.
+    Depthwise convolutions hold no choice of their own: they follow the layer that feeds them, or are left alone.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 4, 1))
+    >>> [(layer.name, [f.name for f in layer.followers]) for layer in select(net, None, 0.5)]
+    [('0', ['2'])]
+    >>> [layer.name for layer in select(net, lambda name, module: module.kernel_size == (1, 1), 0.5)]
+    ['3']
+    """
+    convolutions = {_plain(n): m for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
+    if not convolutions:
+        raise AsfpError(f"{type(model).__name__} has no convolution, so there are no filters to prune: pass a CNN")
+    roles = _roles(model, layers, needs_norm, any(map(is_depthwise, convolutions.values())), example_inputs)
+    goals = _goals(convolutions, layers, rate, roles)
+    chosen: dict[int, Layer] = {}
+    for name, goal in goals.items():
+        module = convolutions[name]
+        _check_weight(name, module)
+        first = chosen.setdefault(id(module.weight), Layer(name, module, goal, roles.norms.get(name)))
+        if first.goal != goal:
+            raise AsfpError(
+                f"layers gives {first.name!r} the rate {first.goal} and {name!r} the rate {goal}, but they share one "
+                "weight: give both the same rate, or name one of them"
+            )
+    return [_with_followers(layer, convolutions, roles) for layer in chosen.values()]
+
+
+def _plain(name: str) -> str:
+    """The name without what `torch.compile` puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def _with_followers(layer: Layer, convolutions: Mapping[str, Convolution], roles: Roles) -> Layer:
+    followers = []
+    for name, (feeder, repeat) in roles.feeders.items():
+        if convolutions[_plain(feeder)].weight is layer.module.weight:
+            _check_weight(name, convolutions[_plain(name)])
+            followers.append(Layer(_plain(name), convolutions[_plain(name)], norm=roles.norms.get(name), repeat=repeat))
+    return Layer(layer.name, layer.module, layer.goal, layer.norm, followers=tuple(followers))
+
+
+def _goals(
+    convolutions: Mapping[str, Convolution], layers: Layers, rate: float | None, roles: Roles
+) -> dict[str, float]:
+    free = {n: m for n, m in convolutions.items() if not is_depthwise(m) and not (m.transposed and m.groups > 1)}
+    if isinstance(layers, Mapping):
+        return {name: goal for name, goal in _mapped(convolutions, free, layers).items() if goal > 0.0}
+    if layers is not None and not callable(layers):
+        raise AsfpError(
+            f"layers={layers!r} does not name layers: it must be None, a predicate (name, module) -> bool, or a "
+            'mapping name -> rate, e.g. layers={"layer1.0.conv1": 0.4}'
+        )
+    assert rate is not None
+    if layers is not None:
+        goals = {name: rate for name, module in free.items() if layers(name, module)}
+        reason = "the predicate chose none of the convolutions"
+    else:
+        goals = {name: rate for name in free if name not in roles.projections and name not in roles.outputs}
+        reason = "each convolution is depthwise, a projection shortcut, or makes the model's output"
+    if not goals:
+        some = ", ".join(list(convolutions)[:5]) + ", ..." * (len(convolutions) > 5)
+        raise AsfpError(
+            f"no layer is left to prune: {reason} ({some}); "
+            "choose with layers=lambda name, module: ... (depthwise convolutions follow the layer that feeds them)"
+        )
+    return goals
+
+
+def _mapped(
+    convolutions: Mapping[str, Convolution], free: Mapping[str, Convolution], layers: Mapping[str, float]
+) -> dict[str, float]:
+    goals: dict[str, float] = {}
+    for name, goal in layers.items():
+        if name not in convolutions:
+            raise AsfpError(
+                f"layers names {name!r}, which is not a convolution of the model.{nearest(str(name), convolutions, 3)}"
+                " The names are those of model.named_modules()"
+            )
+        if name not in free:
+            raise AsfpError(
+                f"layers names {name!r}, a depthwise or grouped transposed convolution, which holds no choice of its "
+                "own: leave it out; it follows the layer that feeds it"
+            )
+        goals[name] = _layer_rate(name, goal)
+    if not any(goals.values()):
+        raise AsfpError(f"layers={dict(layers)!r} prunes nothing: give at least one layer a rate above 0")
+    return {name: goals[name] for name in convolutions if name in goals}
+
+
+def _layer_rate(name: str, goal: object) -> float:
+    if isinstance(goal, bool) or not isinstance(goal, numbers.Real) or not 0.0 <= float(goal) < 1.0:
+        raise AsfpError(f"layers[{name!r}]={goal!r} is not a rate: it must be at least 0 and below 1, e.g. 0.4")
+    return float(goal)
+
+
+def _check_weight(name: str, module: nn.Module) -> None:
+    weight = module._parameters.get("weight")
+    if weight is None:
+        raise AsfpError(
+            f"the weight of {name!r} is computed from other parameters, so zeroing it would not last: remove its "
+            "parametrisation (weight or spectral norm, torch.nn.utils.prune) or leave the layer out with layers="
+        )
+    if isinstance(weight, UninitializedParameter):
+        raise AsfpError(f"the weight of {name!r} is not initialised yet: run the model once on an example input first")
+
+
+def _roles(model: nn.Module, layers: Layers, needs_norm: bool, depthwise: bool, example_inputs: Any) -> Roles:
+    if layers is not None and not needs_norm and not depthwise:
+        return Roles()
+    try:
+        return find_roles(model, trace(model, example_inputs, LEAVES))
+    except TraceError as error:
+        cause = str(error).split(" Ways out:")[0]
+        inputs = "" if example_inputs is not None else "pass example_inputs=, which often lets it be traced; or "
+        if layers is None:
+            raise TraceError(
+                f"{cause} It is traced to find the projection shortcuts. Ways out: {inputs}say yourself which "
+                'convolutions to prune, e.g. layers=lambda name, module: "downsample" not in name'
+            ) from error
+        if needs_norm:
+            raise TraceError(
+                f"{cause} It is traced to find the batch norm behind each convolution. Ways out: {inputs}"
+                'use a criterion such as "l2", and zero_maps=False, which need no batch norm'
+            ) from error
+        warnings.warn(
+            f"{cause} Depthwise convolutions are left alone, as what feeds them is not known. {inputs.capitalize()}"
+            "ignore this: the pruned filters are zero all the same",
+            stacklevel=4,
+        )
+        return Roles()
