@@ -118,11 +118,30 @@ def zero_(layers: Sequence[Layer], masks: dict[str, Tensor], maps: bool) -> None
     ([True, False, True], [True, False, True])
     """
     for layer in layers:
-        gone = ~masks[layer.name]
-        weight = layer.weight
-        weight.masked_fill_(gone.view(-1, *[1] * (weight.ndim - 1)), 0.0)
-        for tensor in layer.map_tensors() if maps else ():
-            tensor.masked_fill_(gone, 0.0)
+        for tensor in layer.tensors(maps):
+            tensor.masked_fill_(_along_filters(~masks[layer.name], tensor), 0.0)
+
+
+def factors(layers: Sequence[Layer], masks: dict[str, Tensor], maps: bool, old: Sequence[Tensor]) -> list[Tensor]:
+    """A tensor of ones and zeros for each one that `zero_` changes, laid out like it; reuses `old` where it fits.
+
+    >>> factors([Layer("conv", torch.nn.Conv2d(1, 2, 1))], {"conv": torch.tensor([True, False])}, False, [])
+    [tensor([[[[1.]]], [[[0.]]]])]
+    """
+    result = []
+    for i, (name, tensor) in enumerate((layer.name, tensor) for layer in layers for tensor in layer.tensors(maps)):
+        fits = len(old) > i and _layout(old[i]) == _layout(tensor)
+        factor = old[i].fill_(1.0) if fits else torch.ones_like(tensor, requires_grad=False)
+        result.append(factor.masked_fill_(_along_filters(~masks[name], tensor).to(tensor.device), 0.0))
+    return result
+
+
+def _layout(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _along_filters(mask: Tensor, tensor: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (tensor.ndim - 1))
 
 
 def _stacks(tensors: Sequence[Tensor], keys: Sequence[Hashable] = ()) -> Iterator[tuple[list[int], Tensor]]:

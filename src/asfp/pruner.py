@@ -20,7 +20,7 @@ from asfp.checks import (
     schedule_goal,
 )
 from asfp.criteria import Scorer, resolve
-from asfp.filters import count_pruned, count_regrown, keep_all_but_lowest, score_filters, scored_tensor, zero_
+from asfp.filters import count_pruned, count_regrown, factors, keep_all_but_lowest, score_filters, scored_tensor, zero_
 from asfp.schedule import AsymptoticSchedule, check_epochs
 from asfp.selection import Layer, Layers, select, unwrap
 from asfp.steps import LayerStep, PruneStep
@@ -197,19 +197,26 @@ class HardPruner(SoftPruner):
     True
     """
 
-    @torch.no_grad()
+    _factors: tuple[Tensor, ...] = ()
+    _factors_of: dict[str, Tensor] | None = None
+
     def step(self, epoch: int) -> PruneStep:
         """Prune after epoch `epoch`; where none is due, zero again what was chosen before."""
         result = super().step(epoch)
-        if not result.layers:
-            self.enforce_()
+        self.enforce_()
         return result
 
     @torch.no_grad()
     def enforce_(self) -> None:
         """Zero all filters chosen so far; call it after each `optimizer.step()`."""
-        if self.masks:
-            zero_(self._zeroed, self.masks, self.zero_maps)
+        if not self.masks:
+            return
+        tensors = [tensor for layer in self._zeroed for tensor in layer.tensors(self.zero_maps)]
+        moved = any(f.dtype != t.dtype or f.device != t.device for f, t in zip(self._factors, tensors, strict=False))
+        if moved or self._factors_of is not self.masks:
+            self._factors = tuple(factors(self._zeroed, self.masks, self.zero_maps, self._factors))
+            self._factors_of = self.masks
+        torch._foreach_mul_(tensors, self._factors)
 
     def _count(self, layer: Layer, share: float) -> int:
         return max(super()._count(layer, share), self._last.get(layer.name, 0))

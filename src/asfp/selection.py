@@ -47,10 +47,11 @@ class Layer:
         """The convolution's weight, in place, with the filters along dimension 0."""
         return self.module.weight.transpose(0, 1) if self.module.transposed else self.module.weight
 
-    def map_tensors(self) -> list[Tensor]:
-        """What, beside the weight, has to be zero for the map of a zero filter to be zero: bias, BN shift and mean."""
-        norm = self.norm
-        tensors = [self.module.bias] if norm is None else [self.module.bias, norm.bias, norm.running_mean]
+    def tensors(self, maps: bool) -> list[Tensor]:
+        """What is zeroed with a filter, along dimension 0: the weight; with `maps`, also bias, BN shift and BN mean."""
+        norm = self.norm if maps else None
+        bias = self.module.bias if maps else None
+        tensors = [self.weight, bias] if norm is None else [self.weight, bias, norm.bias, norm.running_mean]
         return [tensor for tensor in tensors if tensor is not None]
 
 
