@@ -76,9 +76,8 @@ def main() -> None:
     print(f"  pruning step   {step_ms:12.2f} ms   median of {arguments.steps}")
     print(f"  training batch {batch_ms:12.2f} ms   median of {arguments.batches}, {arguments.batch} images")
     print(f"  epoch          {epoch_ms:12.0f} ms   scaled to {IMAGES} images")
-    print(
-        f"  step / epoch   {percent:12.4f} %    {'PASS' if percent < LIMIT_PERCENT else 'FAIL'}, limit {LIMIT_PERCENT} %"
-    )
+    verdict = "PASS" if percent < LIMIT_PERCENT else "FAIL"
+    print(f"  step / epoch   {percent:12.4f} %    {verdict}, limit {LIMIT_PERCENT} %")
 
 
 if __name__ == "__main__":
