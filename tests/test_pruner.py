@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -178,6 +179,18 @@ def test_any_callable_is_a_schedule() -> None:
     assert [pruner.step(e).layers["0"].zeroed for e in (1, 2, 3, 4)] == [1, 2, 3, 4]
     scaled = SoftPruner(small(), 0.2, 4, schedule=lambda epoch: 0.1 * epoch)
     assert scaled.step(4).layers["0"].zeroed == 2
+
+
+def test_a_schedule_may_know_epochs_from_1_only() -> None:
+    table = [0.1, 0.2, 0.3]
+    pruner = SoftPruner(small(), None, 3, schedule=lambda epoch: table[epoch - 1] if epoch else 1 / 0)
+    assert [pruner.step(epoch).layers["0"].zeroed for epoch in (1, 2, 3)] == [1, 2, 3]
+    pruner.load_state_dict(pruner.state_dict())
+
+
+def test_numpy_numbers() -> None:
+    pruner = SoftPruner(small(), np.float64(0.4), np.int64(3))  # type: ignore[arg-type]
+    assert json.dumps(pruner.step(np.int64(3)).to_dict())  # type: ignore[arg-type]
 
 
 def test_epoch_zero() -> None:
@@ -369,6 +382,18 @@ def test_compiled() -> None:
     after = compiled(x)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, model(x))
+
+
+def test_compiled_in_part() -> None:
+    model = small()
+    model[3] = wrapped = torch.compile(model[3], backend="eager")
+    model[6].compile(backend="eager")
+    model.compile(backend="eager")
+    implementation = model[6]._compiled_call_impl
+    step = SoftPruner(model, 0.5, 10, criterion="bn_scale").step(10)
+    assert list(step.layers) == ["0", "3", "6"]
+    assert model[3] is wrapped
+    assert model[6]._compiled_call_impl is implementation is not None
 
 
 def test_data_parallel() -> None:

@@ -101,7 +101,7 @@ def changed(state: dict[str, Any], key: str, value: object) -> dict[str, Any]:
     ("key", "value"),
     [
         ("pruner", "HardPruner"), ("epochs", 6), ("interval", 2), ("criterion", "l1"), ("zero_maps", True),
-        ("rates", [0.1] * 9), ("layers", {"0": 0.5}), ("selection", "nested"),
+        ("rates", [0.1] * 8), ("layers", {"0": 0.5}), ("selection", "nested"),
     ],
 )  # fmt: skip
 def test_state_of_other_settings(key: str, value: object) -> None:
@@ -122,7 +122,7 @@ def test_state_of_another_model() -> None:
         run.pruner.load_state_dict({**state, "masks": masks})
 
 
-@pytest.mark.parametrize("state", [None, {}, {"masks": {}}, [1], {"settings": {}, "masks": {}, "more": 1}])
+@pytest.mark.parametrize("state", [None, {}, {"masks": {}}, [1], {"settings": 1, "masks": {}}])
 def test_what_is_no_state(state: Any) -> None:
     with pytest.raises(AsfpError, match=r"not the state of a pruner.*state_dict\(\)"):
         Run(SoftPruner, {}).pruner.load_state_dict(state)

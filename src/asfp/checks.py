@@ -120,12 +120,13 @@ def checked_state(state: object, settings: Mapping[str, Any], filters: Mapping[s
     >>> checked_state({"settings": {"epochs": 3}, "masks": {}}, {"epochs": 3}, {"conv": 8})
     {}
     """
-    if not isinstance(state, Mapping) or set(state) != {"settings", "masks"}:
+    known = isinstance(state, Mapping) and set(state) == {"settings", "masks"} and state["settings"]
+    if not isinstance(state, Mapping) or not isinstance(known, Mapping):
         raise AsfpError("this is not the state of a pruner: pass what pruner.state_dict() gave")
     for key, own in settings.items():
-        if not _same(state["settings"].get(key), own):
+        if not _same(known.get(key), own):
             raise AsfpError(
-                f"the state was saved with {key}={state['settings'].get(key)!r}, this pruner has {key}={own!r}: "
+                f"the state was saved with {key}={known.get(key)!r}, this pruner has {key}={own!r}: "
                 "make the pruner with the same arguments and model"
             )
     masks = dict(state["masks"])

@@ -99,7 +99,8 @@ def random(seed: int) -> Criterion:
             digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=7).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
             rows.append(torch.rand(weights.shape[1], generator=generator))
-        return torch.stack(rows).to(weights.device)
+        scores = torch.stack(rows)
+        return scores.pin_memory().to(weights.device, non_blocking=True) if weights.is_cuda else scores.to(weights)
 
     return Criterion(f"random(seed={seed})", draw)
 

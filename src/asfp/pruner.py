@@ -89,6 +89,7 @@ class SoftPruner:
     @torch.no_grad()
     def step(self, epoch: int) -> PruneStep:
         """Prune after epoch `epoch`, counted from 1 (0 for the rate before training), and say what was done."""
+        epoch = check_epoch(epoch, self.epochs)
         share = self._share(epoch)
         if epoch % self.interval and epoch != self.epochs:
             return PruneStep(epoch, share * self.rate)
@@ -101,7 +102,7 @@ class SoftPruner:
 
     def _share(self, epoch: int) -> float:
         """How much of its goal each layer is pruned to: rate(epoch) / goal, Eq. 6."""
-        return check_scheduled(self.schedule, check_epoch(epoch, self.epochs)) / self._goal
+        return check_scheduled(self.schedule, epoch) / self._goal
 
     def _count(self, layer: Layer, share: float) -> int:
         """N_{i+1} P_i'."""
@@ -158,7 +159,7 @@ class SoftPruner:
             "criterion": self.criterion.name,
             "selection": self.selection,
             "zero_maps": self.zero_maps,
-            "rates": [float(self.schedule(self.epochs * eighth // 8)) for eighth in range(9)],
+            "rates": [check_scheduled(self.schedule, max(1, self.epochs * i // 8)) for i in range(1, 9)],
             "layers": {layer.name: layer.goal for layer in self.layers},
         }
 

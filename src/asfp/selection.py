@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,10 +91,11 @@ def select(
     >>> [layer.name for layer in select(net, lambda name, module: module.kernel_size == (1, 1), 0.5)]
     ['3']
     """
-    convolutions = {_plain(n): m for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
-    if not convolutions:
-        raise AsfpError(f"{type(model).__name__} has no convolution, so there are no filters to prune: pass a CNN")
-    roles = _roles(model, layers, needs_norm, any(map(is_depthwise, convolutions.values())), example_inputs)
+    with _uncompiled(model):
+        convolutions = {n: m for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
+        if not convolutions:
+            raise AsfpError(f"{type(model).__name__} has no convolution, so there are no filters to prune: pass a CNN")
+        roles = _roles(model, layers, needs_norm, any(map(is_depthwise, convolutions.values())), example_inputs)
     goals = _goals(convolutions, layers, rate, roles)
     chosen: dict[int, Layer] = {}
     for name, goal in goals.items():
@@ -108,17 +110,35 @@ def select(
     return [_with_followers(layer, convolutions, roles) for layer in chosen.values()]
 
 
-def _plain(name: str) -> str:
-    """The name without what `torch.compile` puts into it."""
-    return name.replace("_orig_mod.", "")
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """The model as it was before parts of it were compiled: its names are the user's, and it can be traced."""
+    wrapped = [
+        (module, name, child)
+        for module in list(model.modules())
+        for name, child in module._modules.items()
+        if child is not None and name != "_orig_mod" and "_orig_mod" in child._modules
+    ]
+    called = [(module, module._compiled_call_impl) for module in model.modules()]
+    try:
+        for module, name, child in wrapped:
+            module._modules[name] = unwrap(child)
+        for module, _ in called:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, name, child in wrapped:
+            module._modules[name] = child
+        for module, call in called:
+            module._compiled_call_impl = call
 
 
 def _with_followers(layer: Layer, convolutions: Mapping[str, Convolution], roles: Roles) -> Layer:
     followers = []
     for name, (feeder, repeat) in roles.feeders.items():
-        if convolutions[_plain(feeder)].weight is layer.module.weight:
-            _check_weight(name, convolutions[_plain(name)])
-            followers.append(Layer(_plain(name), convolutions[_plain(name)], norm=roles.norms.get(name), repeat=repeat))
+        if convolutions[feeder].weight is layer.module.weight:
+            _check_weight(name, convolutions[name])
+            followers.append(Layer(name, convolutions[name], norm=roles.norms.get(name), repeat=repeat))
     return Layer(layer.name, layer.module, layer.goal, layer.norm, followers=tuple(followers))
 
 
@@ -193,7 +213,7 @@ def _roles(model: nn.Module, layers: Layers, needs_norm: bool, depthwise: bool, 
     try:
         return find_roles(model, trace(model, example_inputs, LEAVES))
     except TraceError as error:
-        cause = str(error).split(" Ways out:")[0]
+        cause = str(error).split(" Ways out:")[0].rstrip(".") + "."
         inputs = "" if example_inputs is not None else "pass example_inputs=, which often lets it be traced; or "
         if layers is None:
             raise TraceError(
