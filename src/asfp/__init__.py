@@ -1,5 +1,6 @@
 """asfp: asymptotic soft filter pruning, for convolutional networks that are smaller and really faster."""
 
+from asfp.compaction import Plan, Verification, compact, verify
 from asfp.errors import AsfpError, TraceError, VerificationError
 from asfp.models import create_model
 from asfp.pruner import HardPruner, SoftPruner
@@ -14,10 +15,14 @@ __all__ = [
     "CubicSchedule",
     "HardPruner",
     "LinearSchedule",
+    "Plan",
     "PruneStep",
     "SoftPruner",
     "TraceError",
+    "Verification",
     "VerificationError",
     "__version__",
+    "compact",
     "create_model",
+    "verify",
 ]

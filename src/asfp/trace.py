@@ -204,8 +204,8 @@ class _ShapeTracer(fx.Tracer):
                 self.supplied = supplied
                 defaults = inspect.signature(model.forward).parameters.values()
                 concrete = {p.name: p.default for p in defaults if p.name not in supplied and p.default is not p.empty}
-                for owner, names in _RECORDED.items():
-                    for name in names:
+                for owner, functions in _RECORDED.items():
+                    for name in functions:
                         recorded = self._recorded(getattr(owner, name))
                         stack.enter_context(mock.patch.object(owner, name, recorded))
             graph = self.trace(model, concrete)
@@ -250,13 +250,20 @@ class _ShapeTracer(fx.Tracer):
             if node.op == "get_attr":
                 return self._fake(_attribute(self.root, str(node.target)))
             if node.op == "call_module":
-                return self.root.get_submodule(str(node.target))(*args, **kwargs)
+                return self._run(self.root.get_submodule(str(node.target)), args, kwargs)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
             return node.target(*args, **kwargs)
         finally:
             self.evaluating = previous
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A leaf on fake values; in training, on fake buffers too, since batch norm would count this as a batch."""
+        buffers = dict(module.named_buffers()) if module.training else {}
+        if not buffers:
+            return module(*args, **kwargs)
+        return torch.func.functional_call(module, self._fake(buffers), args, kwargs)
 
     def _fake(self, value: Any) -> Any:
         assert self.fake is not None

@@ -1,0 +1,143 @@
+"""Compaction: from a network full of zero filters to a smaller one that computes the same function.
+
+Dead-channel elimination, sound by construction: constants are followed forward, demand backward, each operation by
+its rule in one table; an operation without a rule costs compression, never correctness. Then it is checked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from asfp.compaction.analyse import Analysis
+from asfp.compaction.channels import Facts
+from asfp.compaction.graph import program
+from asfp.compaction.plan import Plan, make_plan, signature, unpack
+from asfp.compaction.rewrite import Rewriter
+from asfp.compaction.verify import Verification, self_check, verify
+from asfp.errors import AsfpError, TraceError
+from asfp.trace import Example, Leaf, as_arguments
+
+__all__ = ["CompactModule", "Plan", "Verification", "apply", "compact", "verify"]
+
+
+class CompactModule(fx.GraphModule):
+    """The smaller network: a graph of ordinary modules, and the plan it was made by."""
+
+    @property
+    def plan(self) -> Plan:
+        return cast(Plan, self.meta["plan"])
+
+
+def compact(
+    model: nn.Module, example_inputs: Example, *, leaf_modules: Sequence[Leaf] = (), check: bool = True
+) -> CompactModule:
+    """A new, smaller model with compact(x) = model(x) for every x, batch size and input size that the model takes.
+
+    Works on any model that torch.fx can trace, whatever zeroed its filters; the model is not changed. `.plan` says
+    what was done and why. Before it returns, the result is compared with the model in float64 (where memory allows)
+    and in the model's own precision; a difference raises VerificationError. `check=False` leaves that out.
+
+    >>> import asfp
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> _ = model[0].weight.data[:3].zero_()
+    >>> small = asfp.compact(model, torch.zeros(1, 3, 8, 8))
+    >>> small.get_submodule("0")
+    Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+    >>> small.plan.macs_before, small.plan.macs_after
+    (15872, 9920)
+    """
+    reference = _reference(model, example_inputs)
+    traced = _program(reference, example_inputs, leaf_modules)
+    result, state, out = _build(traced, Facts())
+    result.meta["plan"] = make_plan(traced, state, out)
+    if check:
+        self_check(reference, result.eval(), example_inputs, lambda m, x: apply(result.plan, m, x, leaf_modules), out)
+    return result.train(model.training)
+
+
+def apply(
+    plan: Plan, model: nn.Module, example_inputs: Example | None = None, leaf_modules: Sequence[Leaf] = ()
+) -> CompactModule:
+    """The structure that a plan describes, cut out of `model`; which of its weights are zero is not looked at.
+
+    Give it the architecture the plan was made for, with the pruned weights (the result equals `compact`'s) or with
+    any others (to load a compact state dict into).
+
+    >>> import asfp
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> _ = model[0].weight.data[:3].zero_()
+    >>> plan = asfp.compact(model, torch.zeros(1, 3, 8, 8)).plan
+    >>> again = apply(Plan.from_json(plan.to_json()), model)
+    >>> again.get_submodule("0").out_channels
+    5
+    """
+    if example_inputs is None:
+        sample = next(model.parameters(), torch.zeros(0))
+        example_inputs = tuple(torch.zeros(s, dtype=sample.dtype, device=sample.device) for s in plan.inputs)
+    traced = _program(model, example_inputs, leaf_modules)
+    if signature(traced) != plan.signature:
+        raise AsfpError(
+            f"this plan was made for another architecture ({plan.model}) than the given {type(model).__name__}: "
+            f"build the model with the same name and options, and the same leaf_modules"
+        )
+    facts = Facts({name: unpack(text) for name, text in plan.facts.items()})
+    try:
+        result, _, _ = _build(traced, facts)
+    except (KeyError, IndexError, ValueError) as error:
+        raise AsfpError(f"this plan is damaged ({type(error).__name__}: {error}): make it again") from error
+    result.meta["plan"] = plan
+    return result.train(model.training)
+
+
+def _build(traced: fx.GraphModule, facts: Facts) -> tuple[CompactModule, Analysis, Rewriter]:
+    state = Analysis(traced, facts)
+    out = Rewriter(state)
+    attributes, graph = out.run()
+    result = CompactModule(attributes, graph, class_name=f"Compact{type(traced).__name__}")
+    result.graph.eliminate_dead_code()
+    result.delete_all_unused_submodules()
+    result.recompile()
+    return result, state, out
+
+
+def _program(model: nn.Module, example_inputs: Example, leaf_modules: Sequence[Leaf]) -> fx.GraphModule:
+    """The traced model; with a batch of one doubled, so that no other axis can be mistaken for the batch."""
+    args, kwargs = as_arguments(example_inputs)
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim > 1]
+    if tensors and all(x.shape[0] == 1 for x in tensors):
+        double = pytree.tree_map(
+            lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim > 1 else x, (args, kwargs)
+        )
+        try:
+            return program(model, double[0] or double[1], tuple(leaf_modules))
+        except TraceError:
+            pass  # a model for single samples
+    return program(model, example_inputs, tuple(leaf_modules))
+
+
+def _reference(model: nn.Module, example_inputs: Example) -> nn.Module:
+    """A copy of the model in evaluation mode that is known to run on the example."""
+    if not isinstance(model, nn.Module):
+        raise AsfpError(f"compact expects a torch.nn.Module, got {type(model).__name__}: pass the model itself")
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            raise AsfpError(f"{name} holds NaN or infinite values: the model diverged, go back to a good checkpoint")
+    args, kwargs = as_arguments(example_inputs)
+    reference = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            reference(*args, **kwargs)
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        raise AsfpError(
+            f"{type(model).__name__} does not run on example_inputs of shape {shapes}: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else error!r}; "
+            f"pass an input as the model takes it, e.g. torch.zeros(1, 3, 224, 224), on the model's device"
+        ) from error
+    return reference

@@ -1,0 +1,119 @@
+"""Which channels are constant (forward), and which must be there (backward)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor, fx
+
+from asfp.compaction.channels import Channels, Facts, Mask, Unsupported, all_live
+from asfp.compaction.graph import attribute, shared_layers
+from asfp.compaction.rules import rule_for
+from asfp.compaction.rules.base import Barrier, Op, Rule, shape_of
+
+
+class Analysis:
+    """One pass forward finds the constants, one backward the demand; on a graph without loops that is the fixpoint.
+
+    `need[node]` are the channels that will be there: live ones that something reads, and a constant one where only
+    its shape is wanted or where a reader cannot do without it. `full` are nodes wanted at their original width.
+    """
+
+    def __init__(self, traced: fx.GraphModule, facts: Facts) -> None:
+        self.traced = traced
+        self.facts = facts
+        self.channels: dict[fx.Node, Any] = {}
+        self.rules: dict[fx.Node, Rule] = {}
+        self.notes: dict[fx.Node, Any] = {}
+        self.need: dict[fx.Node, Mask] = {}
+        self.full: set[fx.Node] = set()
+        self.existing: set[fx.Node] = set()
+        self.ops = [self._op(node) for node in traced.graph.nodes]
+        shared = shared_layers(traced)
+        for op in self.ops:
+            self.rules[op.node] = rule_for(op, shared.get(str(op.node.target)))
+            self._forward(op)
+        for op in reversed(self.ops):
+            self._backward(op)
+
+    def _op(self, node: fx.Node) -> Op:
+        return Op(node, self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None)
+
+    def _forward(self, op: Op) -> None:
+        try:
+            known = self.rules[op.node].forward(op, self)
+        except Unsupported as reason:
+            self.rules[op.node] = Barrier(str(reason))
+            known = self.rules[op.node].forward(op, self)
+        self.channels[op.node] = known
+        if isinstance(known, Channels):
+            self.need[op.node] = np.zeros(known.live.shape, dtype=bool)
+
+    def _backward(self, op: Op) -> None:
+        node = op.node
+        if node.op in ("output", "placeholder"):
+            self.existing.add(node)
+        if node not in self.existing:
+            return
+        if isinstance(self.channels[node], Channels) and not self.need[node].any():
+            self.need[node].flat[0] = True  # something must carry the shape
+        self.rules[node].backward(op, self)
+        for extra in node.all_input_nodes:
+            if self.channels[extra] is None:
+                self.existing.add(extra)
+
+    # what rules ask
+
+    def channels_of(self, node: fx.Node) -> Channels:
+        known = self.channels.get(node)
+        if not isinstance(known, Channels):
+            raise Unsupported("its input has no channels to follow")
+        return known
+
+    def along(self, node: fx.Node, axis: int) -> Channels:
+        """The channels along a given axis: the known ones, or, of a tensor that is all live, any axis will do."""
+        known = self.channels_of(node)
+        if known.axes == (axis,):
+            return known
+        if not known.all_live or len(known.axes) != 1:
+            raise Unsupported("its input's channels are not where it expects them")
+        return all_live(axis, shape_of(node)[axis])
+
+    def attribute(self, node: fx.Node) -> Tensor:
+        value = attribute(self.traced, str(node.target))
+        if not isinstance(value, Tensor) or len(node.users) > 1:
+            raise Unsupported("a parameter is used in several places")
+        return value
+
+    # what rules say
+
+    def exist(self, node: fx.Node) -> None:
+        self.existing.add(node)
+
+    def want(self, node: fx.Node, mask: Mask) -> None:
+        self.exist(node)
+        self.need[node] |= mask.reshape(self.need[node].shape)
+
+    def want_along(self, node: fx.Node, axis: int, mask: Mask) -> None:
+        if self.channels_of(node).axes == (axis,):
+            self.want(node, mask)
+        else:
+            self.want_full(node)
+
+    def want_full(self, node: fx.Node) -> None:
+        self.exist(node)
+        known = self.channels[node]
+        if isinstance(known, Channels):
+            self.full.add(node)
+            self.need[node] |= known.live
+        elif hasattr(known, "source"):  # a cut tensor asked for whole
+            self.want_full(known.source)
+
+    def wanted(self, node: fx.Node) -> bool:
+        return bool(self.need[node].any())
+
+    @property
+    def barriers(self) -> list[tuple[Op, str]]:
+        pairs = [(op, self.rules[op.node]) for op in self.ops]
+        return [(op, rule.reason) for op, rule in pairs if isinstance(rule, Barrier)]

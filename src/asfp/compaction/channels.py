@@ -1,0 +1,76 @@
+"""What is known of a tensor's channels: each is live, or constant with a known value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+
+
+class Unsupported(Exception):  # noqa: N818  (a signal between a rule and the analysis, not an error of anybody)
+    """A rule met a case it has no sound answer for: the operation becomes a barrier, for this reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """The channels of one tensor: they lie along `axes` (one, or two after a channel split), in row-major order.
+
+    `live[c]` false means: every element of channel c equals `value[c]`, for every input of the network.
+    """
+
+    axes: tuple[int, ...]
+    live: Mask
+    value: Values
+
+    @property
+    def axis(self) -> int:
+        if len(self.axes) != 1:
+            raise Unsupported("its input's channels are split over two axes")
+        return self.axes[0]
+
+    @property
+    def size(self) -> int:
+        return int(self.live.size)
+
+    @property
+    def all_live(self) -> bool:
+        return bool(self.live.all())
+
+    @property
+    def nonzero(self) -> Mask:
+        """Constant, and not zero."""
+        return ~self.live & (self.value != 0)
+
+    def moved(self, axis: int) -> Channels:
+        return Channels((axis,), self.live, self.value)
+
+    def take(self, labels: Labels) -> Channels:
+        return Channels(self.axes, self.live[labels], self.value[labels])
+
+
+def all_live(axis: int, size: int) -> Channels:
+    return Channels((axis,), np.ones(size, dtype=bool), np.zeros(size))
+
+
+class Facts:
+    """What was found out about the weights' values; a second time it is read back instead of found out again.
+
+    Every decision that depends on a weight goes through here, so a plan that holds the facts rebuilds the same
+    structure from the architecture alone.
+    """
+
+    def __init__(self, recorded: dict[str, Mask] | None = None) -> None:
+        self.replay = recorded is not None
+        self.recorded: dict[str, Mask] = {} if recorded is None else recorded
+
+    def __call__(self, node: str, key: str, find: Callable[[], Mask]) -> Mask:
+        name = f"{node}:{key}"
+        if not self.replay:
+            self.recorded[name] = np.asarray(find(), dtype=bool)
+        return self.recorded[name]

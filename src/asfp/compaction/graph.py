@@ -1,0 +1,230 @@
+"""The traced model in a plainer form: nothing in place, layers with weights as modules, constants worked out."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from asfp.trace import Example, Leaf, trace, writes_in_place
+
+_OUT_OF_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+_CONVOLUTIONS: dict[Any, type[nn.Module]] = {
+    F.conv1d: nn.Conv1d,
+    F.conv2d: nn.Conv2d,
+    F.conv3d: nn.Conv3d,
+    torch.conv1d: nn.Conv1d,
+    torch.conv2d: nn.Conv2d,
+    torch.conv3d: nn.Conv3d,
+}
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+
+
+def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf, ...]) -> fx.GraphModule:
+    """Trace a copy of the model in evaluation mode, and bring it into the form that the rules expect."""
+    traced = trace(copy.deepcopy(model).eval(), example_inputs, leaf_modules)
+    _without_effects(traced)
+    _work_out_parameters(traced)
+    _as_modules(traced)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
+
+
+def shared_layers(traced: fx.GraphModule) -> dict[str, str]:
+    """Layers that must not be cut on their own: target -> why."""
+    calls = Counter(str(n.target) for n in traced.graph.nodes if n.op == "call_module")
+    owners: dict[int, set[str]] = {}
+    for target in calls:
+        for parameter in traced.get_submodule(target).parameters():
+            owners.setdefault(id(parameter), set()).add(target)
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            owners.setdefault(id(attribute(traced, str(node.target))), set()).add(str(node.target))
+    shared = {target: f"it is called {n} times with the same weights" for target, n in calls.items() if n > 1}
+    for names in owners.values():
+        if len(names) > 1:
+            for target in names:
+                others = ", ".join(sorted(names - {target}))
+                shared.setdefault(target, f"it shares weights with {others}")
+    return shared
+
+
+def attribute(root: nn.Module, target: str) -> Any:
+    owner, _, name = target.rpartition(".")
+    return getattr(root.get_submodule(owner), name)
+
+
+def on_copy(x: Tensor, method: str, *args: Any, **kwargs: Any) -> Tensor:
+    """An in-place method that has no other form, done to a copy."""
+    x = x.clone()
+    getattr(x, method)(*args, **kwargs)
+    return x
+
+
+def _without_effects(traced: fx.GraphModule) -> None:
+    """Rewrite in-place operations: they give a new value, and whoever reads the old one later reads that."""
+    order = {node: i for i, node in enumerate(traced.graph.nodes)}
+    for node in list(traced.graph.nodes):
+        if not writes_in_place(node) or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        for user in list(node.args[0].users):
+            if order[user] > order[node]:
+                user.replace_input_with(node.args[0], node)
+        if node.op == "call_module":
+            traced.get_submodule(node.target).inplace = False  # type: ignore[assignment]
+        elif node.target in _OUT_OF_PLACE:
+            node.target = _OUT_OF_PLACE[node.target]
+        elif node.target is operator.setitem:
+            node.target, node.args = on_copy, (node.args[0], "__setitem__", *node.args[1:])
+        elif node.op == "call_method":
+            if hasattr(Tensor, node.target[:-1]):
+                node.target = node.target[:-1]
+            else:
+                node.op, node.args, node.target = "call_function", (node.args[0], node.target, *node.args[1:]), on_copy
+        else:
+            _function_out_of_place(node)
+
+
+def _function_out_of_place(node: fx.Node) -> None:
+    name = getattr(node.target, "__name__", "")
+    for owner in (torch, F):
+        if name.endswith("_") and hasattr(owner, name[:-1]):
+            node.target = getattr(owner, name[:-1])
+            return
+    normal = node.normalized_arguments(nn.Module(), normalize_to_only_use_kwargs=False)
+    if normal is not None and "inplace" in normal.kwargs:
+        node.kwargs = {**normal.kwargs, "inplace": False}
+        node.args = normal.args
+        return
+    node.kwargs = {**node.kwargs, "inplace": False}
+    node.args = tuple(a for a in node.args if a is not True)
+
+
+def _work_out_parameters(traced: fx.GraphModule) -> None:
+    """Compute once what depends on parameters alone (weight standardisation): from here on it is a parameter."""
+    graph = traced.graph
+    for node in list(graph.nodes):
+        inputs = node.all_input_nodes
+        if node.op not in ("call_function", "call_method") or not inputs or any(n.op != "get_attr" for n in inputs):
+            continue
+        values = {n: attribute(traced, str(n.target)) for n in inputs}
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        with torch.no_grad():
+            if node.op == "call_method":
+                result = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                result = node.target(*args, **kwargs)
+        if not isinstance(result, Tensor):
+            continue
+        owner = str(inputs[0].target).rpartition(".")[0]
+        name = f"{owner}.{node.name}" if owner else node.name
+        holder = traced.get_submodule(owner)
+        if result.is_floating_point():
+            setattr(holder, node.name, nn.Parameter(result.clone()))
+        else:
+            holder.register_buffer(node.name, result.clone())
+        with graph.inserting_before(node):
+            known = graph.get_attr(name)
+        known.meta = dict(node.meta)
+        node.replace_all_uses_with(known)
+        graph.erase_node(node)
+
+
+def _as_modules(traced: fx.GraphModule) -> None:
+    """F.conv2d(x, self.weight, ...) as nn.Conv2d, F.linear as nn.Linear, F.batch_norm as nn.BatchNorm."""
+    for node in list(traced.graph.nodes):
+        if node.op != "call_function":
+            continue
+        build = _convolution if node.target in _CONVOLUTIONS else _LAYERS.get(node.target)
+        module = None if build is None else build(traced, node)
+        if module is None:
+            continue
+        owner = str(next(n for n in node.all_input_nodes[1:] if n.op == "get_attr").target).rpartition(".")[0]
+        name = f"{owner}.{node.name}" if owner else node.name
+        traced.add_submodule(name, module.eval())
+        source = node.all_input_nodes[0]
+        node.op, node.target, node.args, node.kwargs = "call_module", name, (source,), {}
+
+
+def _values(traced: fx.GraphModule, node: fx.Node, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The call's arguments by name, tensors as the parameters they are; None where one is computed from the input."""
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if not isinstance(given.get("input"), fx.Node):
+        return None
+    result = dict(given)
+    for name, value in given.items():
+        if name != "input" and isinstance(value, fx.Node):
+            if value.op != "get_attr" or len(value.users) > 1:
+                return None
+            result[name] = attribute(traced, str(value.target))
+    return result
+
+
+def _convolution(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = _values(traced, node, names)
+    if given is None or not isinstance(given["weight"], Tensor) or not _plain(given, names[3:]):
+        return None
+    weight, groups = given["weight"], given.get("groups", 1)
+    build: Any = _CONVOLUTIONS[node.target]
+    options = {n: given.get(n, 0 if n == "padding" else 1) for n in ("stride", "padding", "dilation")}
+    module = build(
+        weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), groups=groups, bias=False, device="meta",
+        **{n: tuple(v) if isinstance(v, list) else v for n, v in options.items()},
+    )  # fmt: skip
+    return _holding(module, weight=weight, bias=given.get("bias"))
+
+
+def _linear(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    given = _values(traced, node, ("input", "weight", "bias"))
+    if given is None or not isinstance(given["weight"], Tensor) or given["weight"].ndim != 2:
+        return None
+    weight = given["weight"]
+    return _holding(
+        nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"), weight=weight, bias=given.get("bias")
+    )
+
+
+def _batch_norm(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = _values(traced, node, names)
+    if given is None or given.get("training") or not isinstance(given.get("running_mean"), Tensor):
+        return None
+    mean, var = given["running_mean"], given["running_var"]
+    build = _BATCH_NORMS.get(node.meta["val"].ndim)
+    if build is None:
+        return None
+    momentum = given.get("momentum", 0.1)
+    module = build(mean.shape[0], eps=given.get("eps", 1e-5), momentum=momentum, affine=False)
+    module.affine = given.get("weight") is not None
+    module.running_mean, module.running_var = mean.detach(), var.detach()
+    return _holding(module, weight=given.get("weight"), bias=given.get("bias"))
+
+
+_LAYERS: dict[Any, Any] = {F.linear: _linear, F.batch_norm: _batch_norm, torch.batch_norm: None}
+
+
+def _plain(given: dict[str, Any], names: tuple[str, ...]) -> bool:
+    def plain(v: Any) -> bool:
+        return isinstance(v, (int, str)) or (isinstance(v, (tuple, list)) and all(isinstance(x, int) for x in v))
+
+    return all(plain(given[n]) for n in names if n in given)
+
+
+def _holding(module: nn.Module, **parameters: Tensor | None) -> nn.Module:
+    for name, value in parameters.items():
+        if value is not None and not isinstance(value, nn.Parameter):
+            value = nn.Parameter(value.detach().clone(), requires_grad=False)
+        module.register_parameter(name, value)
+    return module

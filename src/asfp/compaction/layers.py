@@ -1,0 +1,117 @@
+"""The few layers that a compact model needs beside torch's own: plain tensors in, plain tensors out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BorderBias(nn.Module):
+    """Adds what constant input channels, now removed, contributed to a zero-padded convolution.
+
+    Inside, that is one number an output channel; at the border some kernel taps lie on the padding and drop out.
+    With P the kernel's integral image (P[i] sums taps < i) and [lo, hi) the taps that lie on the image at an output
+    position, the contribution is P[hi] - P[lo] along each axis in turn: exact for every input size, and no
+    multiplications.
+    """
+
+    integral: Tensor
+
+    def __init__(
+        self, kernel: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        for axis in range(1, kernel.ndim):
+            zero = torch.zeros_like(kernel.narrow(axis, 0, 1))
+            kernel = torch.cat([zero, kernel.cumsum(axis)], axis)
+        self.register_buffer("integral", kernel)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+
+    def forward(self, output: Tensor, input: Tensor) -> Tensor:
+        return output + self.contribution(output, input)
+
+    def contribution(self, output: Tensor, input: Tensor) -> Tensor:
+        bias = self.integral
+        dims = len(self.stride)
+        for i in range(dims):
+            axis, taps = i + 1, self.integral.shape[i + 1] - 1
+            first = torch.arange(output.shape[i - dims], device=bias.device) * self.stride[i] - self.padding[i]
+            low = ((self.dilation[i] - 1 - first) // self.dilation[i]).clamp(0, taps)
+            high = ((self.dilation[i] - 1 + input.shape[i - dims] - first) // self.dilation[i]).clamp(0, taps)
+            bias = bias.index_select(axis, torch.maximum(low, high)) - bias.index_select(axis, low)
+        return bias
+
+    def extra_repr(self) -> str:
+        taps = "x".join(str(n - 1) for n in self.integral.shape[1:])
+        return f"{self.integral.shape[0]}, kernel={taps}, stride={self.stride}, padding={self.padding}"
+
+
+class Widen(nn.Module):
+    """Brings a tensor back to more channels: output channel j is input channel `index[j]`, or one of the constants.
+
+    An index past the input's channels names the constants in `fill`, so this is one concatenation and one gather.
+    """
+
+    index: Tensor | None
+    fill: Tensor
+
+    def __init__(self, index: Tensor | None, fill: Tensor, axis: int) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+        self.register_buffer("fill", fill)
+        self.axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        shape = list(input.shape)
+        shape[self.axis] = self.fill.shape[0]
+        column = [1] * input.ndim
+        column[self.axis] = -1
+        wide = torch.cat([input, self.fill.view(column).expand(shape)], self.axis)
+        return wide if self.index is None else wide.index_select(self.axis, self.index)
+
+    def extra_repr(self) -> str:
+        width = "appended" if self.index is None else f"to {self.index.numel()} channels"
+        return f"{self.fill.numel()} constants, {width}, axis={self.axis}"
+
+
+class Pick(nn.Module):
+    """Takes channels out of a tensor, in a given order: one gather."""
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, axis: int) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+        self.axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.index_select(self.axis, self.index)
+
+    def extra_repr(self) -> str:
+        return f"{self.index.numel()} channels, axis={self.axis}"
+
+
+class AddPrefix(nn.Module):
+    """Adds a narrow tensor to the first channels of a wide one, Eq. 8 of the paper where the index set is a prefix."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, wide: Tensor, narrow: Tensor) -> Tensor:
+        k = narrow.shape[self.axis]
+        rest = wide.narrow(self.axis, k, wide.shape[self.axis] - k)
+        return torch.cat([wide.narrow(self.axis, 0, k) + narrow, rest], self.axis)
+
+
+class Constant(nn.Module):
+    """One constant a channel, shaped to broadcast: what is left of a branch that became constant."""
+
+    fill: Tensor
+
+    def __init__(self, fill: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("fill", fill)
+
+    def forward(self) -> Tensor:
+        return self.fill

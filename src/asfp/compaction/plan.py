@@ -1,0 +1,233 @@
+"""The plan: what compaction did to a model and why, as plain data that prints as a table and goes to JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import fx, nn
+
+from asfp.compaction.analyse import Analysis
+from asfp.compaction.channels import Channels, Mask
+from asfp.compaction.rewrite import Rewriter
+from asfp.compaction.rules.base import shape_of
+from asfp.compaction.rules.weighted import TRANSPOSED, Filters, Weighted
+from asfp.errors import AsfpError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One convolution or linear layer, before and after; an `after` of 0 means that the layer is gone."""
+
+    name: str
+    kind: str
+    in_before: int
+    in_after: int
+    out_before: int
+    out_after: int
+    macs_before: int
+    macs_after: int
+
+
+@dataclass(frozen=True)
+class BarrierPlan:
+    """An operation whose inputs stay at full width, and the reason."""
+
+    name: str
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FoldedPlan:
+    """Constant input channels that a layer no longer reads: `how` is "bias" (free) or "border" (one addition more)."""
+
+    layer: str
+    channels: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `asfp.compact` did. `facts` are its findings about the weights, enough to do it again without them."""
+
+    model: str
+    inputs: tuple[tuple[int, ...], ...]
+    layers: tuple[LayerPlan, ...]
+    barriers: tuple[BarrierPlan, ...]
+    folded: tuple[FoldedPlan, ...]
+    layouts: dict[str, str]
+    constant_outputs: int
+    signature: str
+    facts: dict[str, str]
+
+    @property
+    def macs_before(self) -> int:
+        """Multiply-adds of convolutions and linear layers, one sample of the example's size."""
+        return sum(layer.macs_before for layer in self.layers)
+
+    @property
+    def macs_after(self) -> int:
+        return sum(layer.macs_after for layer in self.layers)
+
+    @property
+    def corrections(self) -> int:
+        """Layers that need an addition of their own to stay exact at zero-padded borders."""
+        return sum(f.how == "border" for f in self.folded)
+
+    def to_json(self) -> str:
+        """One JSON object; `Plan.from_json` reads it back."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan from its JSON; raises AsfpError where the text is something else."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise AsfpError(f"this plan has another format than {FORMAT}: make it again with asfp.compact")
+            return cls(
+                model=str(data.pop("model")),
+                inputs=tuple(tuple(int(n) for n in shape) for shape in data.pop("inputs")),
+                layers=tuple(LayerPlan(**x) for x in data.pop("layers")),
+                barriers=tuple(BarrierPlan(**x) for x in data.pop("barriers")),
+                folded=tuple(FoldedPlan(**x) for x in data.pop("folded")),
+                layouts=dict(data.pop("layouts")),
+                facts=dict(data.pop("facts")),
+                **data,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, AsfpError):
+                raise
+            raise AsfpError(f"this is not a compaction plan ({type(error).__name__}: {error})") from error
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        before, after = self.macs_before, self.macs_after
+        share = f" (-{100 * (1 - after / before):.2f} %)" if before else ""
+        gone = sum(layer.out_after == 0 for layer in self.layers)
+        lines = [f"{self.model}: {before:,} MACs -> {after:,}{share}"]
+        changed = sum((x.in_after, x.out_after) != (x.in_before, x.out_before) for x in self.layers)
+        lines.append(f"  {changed} of {len(self.layers)} layers smaller" + (f", {gone} of them gone" if gone else ""))
+        if self.folded:
+            count = sum(f.channels for f in self.folded)
+            biases = len(self.folded) - self.corrections
+            lines.append(f"  {count} constant inputs folded: {biases} biases, {self.corrections} border corrections")
+        if self.layouts:
+            kinds = sorted(set(self.layouts.values()))
+            counts = ", ".join(f"{sum(v == k for v in self.layouts.values())} {k}" for k in kinds)
+            lines.append(f"  additions: {counts}")
+        if self.barriers:
+            lines.append(f"  {len(self.barriers)} barriers (kept at full width)")
+        if self.constant_outputs:
+            lines.append(f"  {self.constant_outputs} output channels no longer depend on the input")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The whole plan as a table."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"{self.model}, compact", title_justify="left")
+        for name in ("layer", "kind", "in", "out", "MACs", "after", "saved"):
+            table.add_column(name, justify="left" if name in ("layer", "kind") else "right")
+        for x in self.layers:
+            saved = f"{100 * (1 - x.macs_after / x.macs_before):.1f} %" if x.macs_before else "-"
+            ins = f"{x.in_before} -> {x.in_after}" if x.in_before != x.in_after else str(x.in_before)
+            outs = f"{x.out_before} -> {x.out_after}" if x.out_before != x.out_after else str(x.out_before)
+            table.add_row(x.name, x.kind, ins, outs, f"{x.macs_before:,}", f"{x.macs_after:,}", saved)
+        text = io.StringIO()
+        console = Console(file=text, width=120, color_system=None)
+        console.print(table)
+        for title, rows in (
+            ("Barriers", [f"{b.name}: {b.operation}: {b.reason}" for b in self.barriers]),
+            ("Constants folded", [f"{f.layer}: {f.channels} channels into the {f.how}" for f in self.folded]),
+            ("Additions", [f"{name}: {how}" for name, how in self.layouts.items()]),
+        ):
+            if rows:
+                console.print(f"{title}:", *(f"  {row}" for row in rows), sep="\n", highlight=False)
+        return text.getvalue() + self.summary()
+
+
+def signature(traced: fx.GraphModule) -> str:
+    """A fingerprint of the graph and its sizes, not of its weights."""
+    digest = hashlib.sha256()
+    for node in traced.graph.nodes:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        digest.update(f"{node.op} {node.name} {target} {[n.name for n in node.all_input_nodes]}\n".encode())
+    for name, value in traced.state_dict().items():
+        digest.update(f"{name} {tuple(value.shape)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter) -> Plan:
+    model = type(traced).__name__
+    inputs = tuple(shape_of(n) for n in traced.graph.nodes if n.op == "placeholder" and hasattr(n.meta["val"], "shape"))
+    barriers = tuple(BarrierPlan(op.name, op.spelling, reason) for op, reason in state.barriers)
+    folded = tuple(FoldedPlan(*f) for f in out.folded)
+    output = next(n for n in traced.graph.nodes if n.op == "output")
+    constant = sum(
+        int((~state.channels[n].live).sum()) for n in output.all_input_nodes if isinstance(state.channels[n], Channels)
+    )
+    facts = {name: pack(mask) for name, mask in state.facts.recorded.items()}
+    return Plan(
+        model, inputs, _layers(state, out), barriers, folded, dict(out.layouts), constant, signature(traced), facts
+    )
+
+
+def _layers(state: Analysis, out: Rewriter) -> tuple[LayerPlan, ...]:
+    layers = []
+    for op in state.ops:
+        if op.module is None or not hasattr(op.module, "weight") or not _is_layer(op.module):
+            continue
+        before: Any = op.module
+        after: Any = out.attributes.get(str(op.node.target), before) if op.node in state.existing else None
+        positions = _positions(op.node, before)
+        sizes = [(*_widths(m), positions * m.weight.numel()) if m is not None else (0, 0, 0) for m in (before, after)]
+        (i0, o0, m0), (i1, o1, m1) = sizes
+        layers.append(LayerPlan(str(op.node.target), type(before).__name__, i0, i1, o0, o1, m0, m1))
+    return tuple(layers)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    from asfp.compaction.rules import MODULES
+
+    return isinstance(MODULES.get(type(module)), Weighted)
+
+
+def _widths(module: Any) -> tuple[int, int]:
+    filters = Filters.of(module)
+    return int(filters.weight.shape[1]) * filters.groups, int(filters.weight.shape[0])
+
+
+def _positions(node: fx.Node, module: Any) -> int:
+    """How often each weight is used for one sample."""
+    shape = shape_of(node.args[0] if isinstance(module, TRANSPOSED) else node)  # type: ignore[arg-type]
+    dims = module.weight.ndim - 2 if module.weight.ndim > 2 else 0
+    return math.prod(shape[len(shape) - dims :]) if dims else math.prod(shape[1:-1])
+
+
+def pack(mask: Mask) -> str:
+    """A mask as text: its length and its bits."""
+    flat = np.asarray(mask, dtype=bool).reshape(-1)
+    return f"{flat.size}:{np.packbits(flat).tobytes().hex()}"
+
+
+def unpack(text: str) -> Mask:
+    """The mask from its text.
+
+    >>> unpack(pack(np.array([True, False, True])))
+    array([ True, False,  True])
+    """
+    length, _, bits = text.partition(":")
+    flat = np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))[: int(length)].astype(bool)
+    if flat.size != int(length):
+        raise AsfpError("a plan's facts are damaged: make it again with asfp.compact")
+    return flat

@@ -1,0 +1,247 @@
+"""Operations on several tensors: arithmetic (the residual additions of Eq. 8), concatenation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from asfp.compaction.channels import Channels, Labels, Mask, Unsupported, Values
+from asfp.compaction.layers import AddPrefix, Constant
+from asfp.compaction.rules.base import Op, Rule, axis_of, column, is_tensor, shape_of
+from asfp.compaction.rules.perchannel import Pointwise
+
+if TYPE_CHECKING:
+    from asfp.compaction.analyse import Analysis
+    from asfp.compaction.rewrite import Rewriter
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """One side of an arithmetic operation, seen along the result's channels."""
+
+    node: Any
+    kind: str  # "channels", "parameter" (known vector), "shared" (one map for all channels), "number"
+    live: Mask
+    value: Values
+    axis: int = 0
+
+
+class Arithmetic(Rule):
+    """a op b with broadcasting. Constant where both are; for a product, zero where either is zero."""
+
+    def __init__(self, kind: str, function: Any) -> None:
+        self.kind = kind
+        self.function = function
+
+    def operands(self, op: Op, state: Analysis) -> tuple[list[Operand], int, int]:
+        """Both sides along the result's channel axis, that axis, and the number of channels."""
+        args: tuple[Any, ...] = (
+            *op.node.args,
+            *(op.node.kwargs[k] for k in ("other", "tensor2") if k in op.node.kwargs),
+        )
+        if len(args) != 2 or op.node.kwargs.get("alpha", 1) != 1 or set(op.node.kwargs) - {"other", "alpha"}:
+            raise Unsupported("it has options beyond two operands")
+        ndim = len(shape_of(op.node))
+        axes = {state.channels_of(a).axis - len(shape_of(a)) for a in args if self.has_channels(a, state)}
+        wide = {x for x in axes if shape_of(op.node)[x] > 1}
+        if len(wide or axes) != 1:
+            raise Unsupported("its operands' channels do not line up")
+        axis = (wide or axes).pop()
+        size = shape_of(op.node)[axis]
+        return [self.operand(a, axis, size, state) for a in args], axis + ndim, size
+
+    @staticmethod
+    def has_channels(arg: Any, state: Analysis) -> bool:
+        return isinstance(arg, fx.Node) and isinstance(state.channels.get(arg), Channels) and arg.op != "get_attr"
+
+    def operand(self, arg: Any, axis: int, size: int, state: Analysis) -> Operand:
+        ones, zeros = np.ones(size, dtype=bool), np.zeros(size)
+        if isinstance(arg, (int, float)) and not isinstance(arg, bool):
+            return Operand(arg, "number", ~ones, np.full(size, float(arg)))
+        if not isinstance(arg, fx.Node) or not is_tensor(arg):
+            raise Unsupported("an operand is not a tensor")
+        shape = shape_of(arg)
+        if arg.op == "get_attr":
+            vector = state.attribute(arg)
+            if vector.is_floating_point() and vector.numel() == 1:
+                return Operand(arg, "number", ~ones, np.full(size, float(vector)))
+            if vector.numel() == size and len(shape) >= -axis and shape[axis] == size and vector.is_floating_point():
+                return Operand(arg, "parameter", ~ones, vector.detach().double().reshape(-1).cpu().numpy())
+            raise Unsupported("it adds or multiplies a tensor of parameters")
+        if size > 1 and (len(shape) < -axis or shape[axis] == 1):
+            return Operand(arg, "shared", ones, zeros)
+        channels = state.channels.get(arg)
+        if not isinstance(channels, Channels) or channels.axes != (len(shape) + axis,):
+            raise Unsupported("its operands' channels do not line up")
+        return Operand(arg, "channels", channels.live, channels.value, channels.axis)
+
+    def forward(self, op: Op, state: Analysis) -> Channels:
+        (a, b), axis, _ = self.operands(op, state)
+        live = a.live | b.live
+        with np.errstate(all="ignore"):
+            value = self.function(torch.from_numpy(a.value.copy()), torch.from_numpy(b.value.copy())).numpy()
+        if self.kind == "mul":
+            zero = state.facts(op.name, "zero", lambda: ~a.live & (a.value == 0) | ~b.live & (b.value == 0))
+            live = live & ~zero
+        finite = state.facts(op.name, "finite", lambda: np.isfinite(value) | live)
+        if not finite.all():
+            raise Unsupported("a constant becomes infinite")
+        return Channels((axis,), live, np.where(live, 0, value))
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        (a, b), axis, _ = self.operands(op, state)
+        need = state.need[op.node]
+        brought = False  # does an operand of the result's full extent come as a tensor?
+        for x, other in ((a, b), (b, a)):
+            if x.kind == "channels":
+                # where the other side alone would be too small, this one must come, constants and all
+                mine = need & x.live if self.covers(op, other, axis) else need
+                if mine.any():
+                    state.want(x.node, mine)
+                    brought |= self.covers(op, x, axis)
+            elif x.kind == "shared":
+                state.want_full(x.node)
+                brought |= self.covers(op, x, axis)
+            elif isinstance(x.node, fx.Node):
+                state.exist(x.node)
+        if not brought:
+            carrier = next((x for x in (a, b) if x.kind == "channels" and self.covers(op, x, axis)), None)
+            if carrier is not None:
+                state.want(carrier.node, need)
+
+    def covers(self, op: Op, x: Operand, axis: int) -> bool:
+        """Whether the operand alone has the result's extent (channels aside)."""
+        if x.kind not in ("channels", "shared"):
+            return False
+        shape, result = shape_of(x.node), shape_of(op.node)
+        shape = (1,) * (len(result) - len(shape)) + shape
+        return all(m == n for i, (m, n) in enumerate(zip(shape, result, strict=True)) if i != axis)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        (a, b), axis, _ = self.operands(op, out.state)
+        keep = self.layout(a, b, np.flatnonzero(out.state.need[op.node]), out)
+        if self.kind == "add":
+            sliced = self.prefix(op, a, b, keep, axis, out)
+            if sliced is not None:
+                out.note_layout(op, "slice")
+                out.define(op.node, sliced, keep)
+                return
+        left, right = (self.side(op, x, keep, axis, out) for x in (a, b))
+        if self.kind == "add" and (left is None or right is None):
+            only = right if left is None else left
+            assert only is not None
+            out.note_layout(op, "gone: one side is zero")
+            out.define(op.node, only, keep)
+            return
+        if self.kind == "add" and a.kind == b.kind == "channels":
+            gathered = any(out.has(x.node) and n is not out.physical(x.node).node for x, n in ((a, left), (b, right)))
+            out.note_layout(op, "gather" if gathered else "plain")
+        out.define(op.node, out.function(self.function, (left, right)), keep)
+
+    def layout(self, a: Operand, b: Operand, needed: Labels, out: Rewriter) -> Labels:
+        """The channels of the result, in order: an operand's own where it has all that is needed (no gather there)."""
+        sets = [out.physical(x.node).keep for x in (a, b) if x.kind == "channels" and out.has(x.node)]
+        fitting = [s for s in sets if np.isin(needed, s).all()]
+        if not fitting:
+            return needed
+        return min(fitting, key=len)
+
+    def side(self, op: Op, x: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
+        ndim = len(shape_of(op.node))
+        if x.kind == "number":
+            return out.arguments(x.node) if isinstance(x.node, fx.Node) else x.node
+        if x.kind == "shared":
+            return out.full(x.node)
+        if x.kind == "parameter":
+            return out.parameter(x.node, keep, axis - ndim)
+        if out.has(x.node) and np.isin(keep, out.physical(x.node).keep).any():
+            return out.fetch(x.node, keep)
+        fill = torch.from_numpy(np.where(x.live, 0, x.value)[keep])
+        if self.kind == "add" and not out.state.facts(op.name, f"fill{x.node.name}", lambda: (fill != 0).numpy()).any():
+            return None
+        return out.insert(f"{op.name}_constant", Constant(column(out.like(fill), axis, ndim)), ())
+
+    def prefix(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
+        """A contiguous addition where one operand holds just the first channels of the other, the rest being zero."""
+        if a.kind != "channels" or b.kind != "channels" or not (out.has(a.node) and out.has(b.node)):
+            return None
+        for wide, narrow in ((a, b), (b, a)):
+            w, n = out.physical(wide.node), out.physical(narrow.node)
+            if (
+                np.array_equal(w.keep, keep)
+                and 0 < len(n.keep) < len(keep)
+                and np.array_equal(n.keep, keep[: len(n.keep)])
+                and shape_of(wide.node) == shape_of(narrow.node) == shape_of(op.node)
+                and not self.filled(op, narrow, keep[len(n.keep) :], out)
+            ):
+                return out.insert(f"{op.name}_prefix", AddPrefix(axis), (w.node, n.node))
+        return None
+
+    @staticmethod
+    def filled(op: Op, x: Operand, labels: Labels, out: Rewriter) -> bool:
+        """Whether any of these channels of an operand is a constant other than zero."""
+        return bool(out.state.facts(op.name, f"filled{x.node.name}", lambda: x.value[labels] != 0).any())
+
+
+class Binary(Rule):
+    """A tensor and a plain number: element-wise. Two tensors: arithmetic. Two sizes: no business of ours."""
+
+    def __init__(self, kind: str, function: Any) -> None:
+        self.arithmetic = Arithmetic(kind, function)
+
+    def forward(self, op: Op, state: Analysis) -> Any:
+        args = (*op.node.args, *op.node.kwargs.values())
+        nodes = [a for a in args if isinstance(a, fx.Node)]
+        state.rules[op.node] = self.arithmetic if len(nodes) > 1 else Pointwise()
+        return state.rules[op.node].forward(op, state)
+
+
+class Concatenate(Rule):
+    """Channels one after the other; what is constant stays so and is simply not there."""
+
+    def parts(self, op: Op, state: Analysis) -> list[tuple[fx.Node, int]]:
+        """The operands, each with the place of its first channel."""
+        tensors = op.get("tensors", 0)
+        if not isinstance(tensors, (list, tuple)) or not all(is_tensor(t) for t in tensors):
+            raise Unsupported("it joins something other than a list of tensors")
+        ndim = len(shape_of(op.node))
+        axis = axis_of(op.get("dim", 1, op.node.kwargs.get("axis", 0)), ndim)
+        starts, at = [], 0
+        for t in tensors:
+            if state.along(t, axis).axis != axis or len(shape_of(t)) != ndim:
+                raise Unsupported("it joins along another axis than the channels'")
+            starts.append((t, at))
+            at += shape_of(t)[axis]
+        return starts
+
+    def forward(self, op: Op, state: Analysis) -> Channels:
+        parts = self.parts(op, state)
+        axis = axis_of(op.get("dim", 1, op.node.kwargs.get("axis", 0)), len(shape_of(op.node)))
+        known = [state.along(t, axis) for t, _ in parts]
+        return Channels((axis,), np.concatenate([c.live for c in known]), np.concatenate([c.value for c in known]))
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        axis = state.channels_of(op.node).axis
+        need = state.need[op.node]
+        for t, at in self.parts(op, state):
+            mine = need[at : at + shape_of(t)[axis]]
+            if mine.any():
+                state.want_along(t, axis, mine)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        axis = out.state.channels_of(op.node).axis
+        need = out.state.need[op.node]
+        nodes: list[fx.Node] = []
+        keeps: list[Labels] = []
+        for t, at in self.parts(op, out.state):
+            mine = need[at : at + shape_of(t)[axis]]
+            if mine.any():
+                node, keep = out.along(t, axis)
+                nodes.append(node)
+                keeps.append(keep + at)
+        joined = nodes[0] if len(nodes) == 1 else out.function(torch.cat, (nodes, axis))
+        out.define(op.node, joined, np.concatenate(keeps))

@@ -1,0 +1,178 @@
+"""Parts of tensors, sizes, and the ends of the graph: cuts, slices, shapes, inputs and outputs."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import fx
+
+from asfp.compaction.channels import Channels, Labels, Unsupported
+from asfp.compaction.rules.base import Op, Rule, axis_of, fresh, shape_of
+
+if TYPE_CHECKING:
+    from asfp.compaction.analyse import Analysis
+    from asfp.compaction.rewrite import Rewriter
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A tensor cut along its channels: what chunk and split return."""
+
+    source: fx.Node
+    spans: tuple[tuple[int, int], ...]
+
+
+class Cut(Rule):
+    """chunk, split: each part is a range of channels; nothing is done until a part is taken."""
+
+    def forward(self, op: Op, state: Analysis) -> Parts:
+        source = state.channels_of(op.source)
+        parts = op.node.meta["val"]
+        default = 2 if op.spelling in ("chunk", "split") else 99
+        if axis_of(op.get("dim", default, 0), len(shape_of(op.source))) != source.axis:
+            raise Unsupported("it cuts along another axis than the channels'")
+        taken = all(u.target is operator.getitem and isinstance(u.args[1], int) for u in op.node.users)
+        if not isinstance(parts, (tuple, list)) or not taken:
+            raise Unsupported("its parts are not taken one by one")
+        ends = np.cumsum([int(p.shape[source.axis]) for p in parts])
+        return Parts(
+            op.source, tuple((int(e - p.shape[source.axis]), int(e)) for e, p in zip(ends, parts, strict=True))
+        )
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        """The parts that are taken speak for themselves."""
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        """Nothing: see Item."""
+
+
+class Item(Rule):
+    """x[...]: a part of a cut tensor, a slice of channels or of space, a size."""
+
+    def span(self, op: Op, state: Analysis) -> tuple[fx.Node, Labels]:
+        """The tensor that channels are taken from, and which."""
+        parent, index = op.source, op.node.args[1]
+        known = state.channels.get(parent)
+        if isinstance(known, Parts):
+            low, high = known.spans[index]  # type: ignore[index]
+            return known.source, np.arange(low, high)
+        channels = state.channels_of(parent)
+        index = index if isinstance(index, tuple) else (index,)
+        here = index[channels.axis] if len(index) > channels.axis else slice(None)
+        if not isinstance(here, slice) or any(isinstance(v, fx.Node) for v in (here.start, here.stop, here.step)):
+            raise Unsupported("it takes channels by something other than a plain slice")
+        return parent, np.arange(channels.size)[here]
+
+    def forward(self, op: Op, state: Analysis) -> Channels | None:
+        parent, index = op.source, op.node.args[1]
+        if isinstance(state.channels.get(parent), Parts):
+            source, labels = self.span(op, state)
+            return state.channels_of(source).take(labels)
+        if not isinstance(state.channels.get(parent), Channels):
+            state.rules[op.node] = Opaque()
+            return fresh(op.node)
+        index = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(i, slice) for i in index):
+            raise Unsupported("it indexes with something other than slices")
+        _, labels = self.span(op, state)
+        return state.channels_of(parent).take(labels)
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        source, labels = self.span(op, state)
+        need = np.zeros(state.channels_of(source).size, dtype=bool)
+        need[labels] = state.need[op.node]
+        state.want(source, need)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        source, labels = self.span(op, out.state)
+        physical = out.physical(source)
+        place = {int(label): i for i, label in enumerate(labels)}
+        inside = np.array([int(k) for k in physical.keep if int(k) in place], dtype=np.int64)
+        node = out.fetch(source, inside)
+        index = op.node.args[1]
+        if isinstance(index, tuple):  # slices of space stay
+            axis = out.state.channels_of(source).axis
+            rest = tuple(slice(None) if i == axis else s for i, s in enumerate(index))
+            if any(s != slice(None) for s in rest):
+                node = out.function(operator.getitem, (node, out.arguments(rest)))
+        out.define(op.node, node, np.array([place[int(k)] for k in inside], dtype=np.int64))
+
+
+class Size(Rule):
+    """shape, size(): the original's, for the channels' axis; what the tensor has, for all others."""
+
+    reads_values = False
+
+    def forward(self, op: Op, state: Analysis) -> None:
+        if isinstance(state.channels.get(op.source), Channels) and len(state.channels_of(op.source).axes) == 2:
+            raise Unsupported("it asks for the size of channels that are split over two axes")
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        state.exist(op.source)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        dim = op.get("dim", 1)
+        if op.spelling == "getattr" and op.node.args[1] != "shape":
+            out.define_plain(op.node, out.copy(op.node, {op.source: out.some(op.source)}))
+            return
+        sizes = out.size(op.source)
+        if op.spelling == "size" and dim is not None:
+            out.define_plain(op.node, sizes[axis_of(dim, len(sizes))])
+        else:
+            out.define_plain(op.node, sizes)
+
+
+class Opaque(Rule):
+    """Arithmetic on sizes, parts of results that were never followed: copied as they are."""
+
+    def forward(self, op: Op, state: Analysis) -> Any:
+        return fresh(op.node)
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        for node in op.node.all_input_nodes:
+            state.want_full(node)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        args, kwargs = out.arguments((op.node.args, op.node.kwargs))
+        if op.node.op == "call_function" and not _has_nodes((args, kwargs)):
+            out.define_plain(op.node, op.node.target(*args, **kwargs))  # type: ignore[operator]
+        elif op.node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], (int, slice)):
+            out.define_plain(op.node, args[0][args[1]])
+        else:
+            out.define_full(op.node, out.copy(op.node, {n: out.full(n) for n in op.node.all_input_nodes}))
+
+
+def _has_nodes(tree: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(tree, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return bool(found)
+
+
+class Output(Rule):
+    """What the model returns: all of it, at full width."""
+
+    def forward(self, op: Op, state: Analysis) -> None:
+        return None
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        for node in op.node.all_input_nodes:
+            state.want_full(node)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        out.graph.output(fx.node.map_arg(op.node.args[0], out.full))
+
+
+class Source(Rule):
+    """Inputs and parameters: there as they are."""
+
+    def forward(self, op: Op, state: Analysis) -> Channels | None:
+        return fresh(op.node)
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        """Nothing stands before it."""
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        out.define_full(op.node, out.graph.node_copy(op.node))

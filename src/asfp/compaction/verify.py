@@ -1,0 +1,188 @@
+"""Does the compact model compute what the original does? Measured, on the example and on random inputs."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from asfp.errors import AsfpError, VerificationError
+from asfp.trace import Example, as_arguments
+
+if TYPE_CHECKING:
+    from asfp.compaction.rewrite import Rewriter
+
+Case = tuple[tuple[Any, ...], dict[str, Any]]
+Rebuild = Callable[[nn.Module, Example], nn.Module]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far two models are apart: the largest difference, and that relative to the range of the original's output."""
+
+    max_abs_diff: float
+    relative: float
+    tolerance: float
+    dtype: str
+    cases: int
+
+    @property
+    def ok(self) -> bool:
+        return self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.ok else "NOT equal"
+        return (
+            f"{verdict}: largest difference {self.max_abs_diff:.3g}, {self.relative:.3g} of the output's range "
+            f"(allowed {self.tolerance:g} in {self.dtype}, {self.cases} inputs)"
+        )
+
+
+def verify(model: nn.Module, compact: nn.Module, example_inputs: Example) -> Verification:
+    """Compare two models in evaluation mode: max |model(x) - compact(x)|, over x = the example and random inputs.
+
+    The random inputs have the example's shape, once with its batch size and once with another. Raises nothing on a
+    difference: look at `.ok`, or print the result. Both models are left as they are.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> verify(model, model, torch.randn(2, 3, 8, 8)).ok
+    True
+    """
+    a, b = copy.deepcopy(model).eval(), copy.deepcopy(compact).eval()
+    return compare(a, b, cases_of(model, example_inputs))
+
+
+def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verification:
+    """`verify` on given inputs; the models must be in evaluation mode."""
+    worst, worst_relative, dtype, count = 0.0, 0.0, torch.float32, 0
+    for args, kwargs in cases:
+        expected, got = outputs(model, args, kwargs), outputs(compact, args, kwargs)
+        count += 1
+        if len(expected) != len(got) or any(e.shape != g.shape for e, g in zip(expected, got, strict=True)):
+            shapes = [[tuple(t.shape) for t in side] for side in (expected, got)]
+            raise AsfpError(f"the models' outputs differ in shape: {shapes[0]} and {shapes[1]}")
+        for e, g in zip(expected, got, strict=True):
+            dtype = e.dtype if e.is_floating_point() else dtype
+            diff, relative = distance(e, g)
+            worst, worst_relative = max(worst, diff), max(worst_relative, relative)
+    return Verification(worst, worst_relative, TOLERANCE.get(dtype, 1e-5), str(dtype).removeprefix("torch."), count)
+
+
+def distance(expected: Tensor, got: Tensor) -> tuple[float, float]:
+    """The largest difference, and that over the range of what was expected (over its size, where it has no range)."""
+    if expected.numel() == 0:
+        return 0.0, 0.0
+    e, g = expected.double(), got.double()
+    same = (e == g) | (e.isnan() & g.isnan())
+    diff = torch.where(same, 0.0, (e - g).abs())
+    worst = float("inf") if bool(diff.isnan().any()) else float(diff.max())
+    finite = e[e.isfinite()]
+    span = float(finite.max() - finite.min()) if finite.numel() else 0.0
+    if span == 0.0:
+        span = float(finite.abs().max()) if finite.numel() else 0.0
+    return worst, worst / span if span > 0 else worst
+
+
+def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    with torch.no_grad():
+        return [x for x in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor)]
+
+
+def cases_of(model: nn.Module, example_inputs: Example) -> list[Case]:
+    """The example, random numbers in its place, and random numbers with another batch size (where that runs)."""
+    args, kwargs = as_arguments(example_inputs)
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(x: Any, grow: int) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return torch.cat([x] * (1 + grow)) if isinstance(x, Tensor) and grow and x.ndim else x
+        shape = (x.shape[0] + grow * x.shape[0], *x.shape[1:]) if grow and x.ndim else x.shape
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(x)
+
+    cases = [(args, kwargs), pytree.tree_map(lambda x: noise(x, 0), (args, kwargs))]
+    other = pytree.tree_map(lambda x: noise(x, 1), (args, kwargs))
+    probe = copy.deepcopy(model).eval()
+    try:
+        outputs(probe, *other)
+    except (RuntimeError, ValueError, AssertionError, IndexError):
+        return cases  # the model takes this one batch size only
+    return [*cases, other]
+
+
+def self_check(
+    reference: nn.Module, compact: nn.Module, example_inputs: Example, rebuild: Rebuild, out: Rewriter
+) -> None:
+    """Raise unless the compact model equals the reference: in float64 where that runs, and in its own precision.
+
+    In its own precision a difference is also accepted while it stays within the reference's own rounding error.
+    """
+    cases = cases_of(reference, example_inputs)
+    found = compare(reference, compact, cases)
+    noise = 0.0
+    if found.dtype != "float64" and _fits_in_float64(reference):
+        try:
+            wide, wide_cases = copy.deepcopy(reference).double(), _doubled(cases)
+            wide_compact = rebuild(wide, wide_cases[0][0] or wide_cases[0][1])
+            exact = compare(wide, wide_compact.eval(), wide_cases)
+        except (RuntimeError, MemoryError):
+            pass  # a model that insists on its precision, or no room
+        else:
+            if not exact.ok:
+                raise VerificationError(f"{exact}{_first_difference(out, compact, cases[0])}")
+            noise = max(_rounding(reference, wide, c, w) for c, w in zip(cases, wide_cases, strict=True))
+    if found.relative > max(found.tolerance, 4 * noise):
+        raise VerificationError(f"{found}{_first_difference(out, compact, cases[0])}")
+
+
+def _fits_in_float64(model: nn.Module) -> bool:
+    need = 4 * 8 * sum(p.numel() for p in model.parameters())
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        return need < torch.cuda.mem_get_info(device)[0]
+    return device.type == "cpu" and need < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _doubled(cases: list[Case]) -> list[Case]:
+    return pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, cases)
+
+
+def _rounding(model: nn.Module, wide: nn.Module, case: Case, wide_case: Case) -> float:
+    pairs = zip(outputs(wide, *wide_case), outputs(model, *case), strict=True)
+    return max((distance(e, g)[1] for e, g in pairs), default=0.0)
+
+
+def _first_difference(out: Rewriter, compact: nn.Module, case: Case) -> str:
+    """Names the first layer whose kept channels differ from the original's."""
+    originals, new = _Recorder(out.state.traced), _Recorder(compact)
+    with torch.no_grad():
+        for recorder in (originals, new):
+            args, kwargs = case
+            recorder.run(*args, *kwargs.values())
+    for node, physical in out.physicals.items():
+        expected, got = originals.values.get(node.name), new.values.get(physical.node.name)
+        if isinstance(expected, Tensor) and isinstance(got, Tensor) and not physical.virtual:
+            axis = out.state.channels_of(node).axes[0]
+            expected = expected.index_select(axis, torch.as_tensor(physical.keep, device=expected.device))
+            if expected.shape != got.shape or distance(expected, got)[1] > TOLERANCE.get(got.dtype, 1e-5):
+                return f"; first at {node.name} ({node.target})"
+    return ""
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and remembers every value by name."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n.name] = value = super().run_node(n)
+        return value
