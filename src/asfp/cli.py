@@ -1,0 +1,89 @@
+"""The command line: every command is a few lines that call the library."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from asfp.errors import AsfpError
+from asfp.version import __version__
+
+
+class Commands(TyperGroup):
+    """A mistake or an interruption in any command becomes one line on stderr and an exit code, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AsfpError as error:
+            message, code = f"Error: {error}", 2
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `asfp ... | head`: not a mistake
+                raise
+            message, code = f"Error: {_describe(error)}", 2
+        except KeyboardInterrupt:
+            message, code = "Stopped.", 130
+        typer.echo(message, err=True)
+        raise typer.Exit(code)
+
+
+def _describe(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}; free the space or choose another folder"
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="asfp",
+    help="Asymptotic soft filter pruning: smaller convolutional networks at the same accuracy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"asfp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    epochs: Annotated[int, typer.Option(help="Epochs for each of the three runs.")] = 30,
+    rate: Annotated[float, typer.Option(help="Share of the filters to prune, between 0 and 1.")] = 0.4,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the order of the images and the split.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the picture and the record.")] = Path("demo"),
+) -> None:
+    """Train a ResNet-20 on handwritten digits: dense, with SFP and with ASFP, in about two minutes on two cores."""
+    from asfp.demo import DemoSettings, run_demo
+
+    run_demo(DemoSettings(epochs=epochs, rate=rate, seed=seed, output=output))
+
+
+def main() -> None:
+    """The `asfp` command.
+
+    >>> import sys
+    >>> sys.argv = ["asfp", "--version"]
+    >>> try:
+    ...     main()
+    ... except SystemExit as end:
+    ...     print(end.code)
+    asfp 0.1.0
+    0
+    """
+    app(prog_name="asfp")
