@@ -1,0 +1,51 @@
+"""The README's Python runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import asfp
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def names_of_a_training_loop() -> dict[str, Any]:
+    """What the README's reader already has: a model, a number of epochs, and a way to train for one of them."""
+    model = asfp.create_model("resnet8")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8)
+
+    def train_one_epoch(model: nn.Module) -> None:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimiser.step()
+
+    return {"model": model, "epochs": 3, "train_one_epoch": train_one_epoch}
+
+
+def test_the_first_screen_shows_the_loop_and_the_commands() -> None:
+    screen = "\n".join(README.splitlines()[:40])
+    assert BLOCKS[0] in screen
+    assert "make demo" in screen
+    assert "make test" in screen
+
+
+def test_the_loop_prunes_the_readers_model() -> None:
+    names = names_of_a_training_loop()
+    exec(BLOCKS[0], names)
+    for module in names["model"].modules():
+        if isinstance(module, nn.Conv2d):
+            zero = int((module.weight.flatten(1).abs().sum(1) == 0).sum())
+            assert zero == int(0.4 * module.out_channels)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_block_runs(number: int) -> None:
+    exec(BLOCKS[number], {"asfp": asfp, **names_of_a_training_loop()})
