@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## prune a ResNet-20 on embedded data, about 3 minutes on 2 cores
+demo: $(READY) ## prune a ResNet-20 on embedded data, about 2 minutes on 2 cores
 	$(BIN)/asfp demo $(ARGS)
 
 test: lint types ## lint, type check, default test suite
