@@ -25,8 +25,8 @@ class Commands(TyperGroup):
             if error.errno == errno.EPIPE:  # `asfp ... | head`: not a mistake
                 raise
             message, code = f"Error: {_describe(error)}", 2
-        except KeyboardInterrupt:
-            message, code = "Stopped.", 130
+        except KeyboardInterrupt as stop:
+            message, code = str(stop) or "Stopped.", 130
         typer.echo(message, err=True)
         raise typer.Exit(code)
 
@@ -72,6 +72,47 @@ def demo(
     from asfp.demo import DemoSettings, run_demo
 
     run_demo(DemoSettings(epochs=epochs, rate=rate, seed=seed, output=output))
+
+
+@app.command()
+def measure(
+    model: Annotated[str, typer.Argument(help="resnet56, vgg16, torchvision:NAME, timm:NAME, or a .safetensors file.")],
+    rate: Annotated[float | None, typer.Option(help="Share of the filters to prune, between 0 and 1.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Layers of a published model: pfec, for vgg16.")] = None,
+    size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Show each layer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Multiply-adds and parameters: dense, pruned by the paper's count, and of the real compact model."""
+    from asfp.measurement.command import measure_source
+
+    typer.echo(measure_source(model, rate=rate, preset=preset, size=size, layers=layers, as_json=as_json))
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, e.g. recipes/cifar10/resnet56-asfp.toml.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, e.g. pruning.rate=0.3 seed=1.")
+    ] = None,
+) -> None:
+    """Train, prune and compact a model as a recipe says; a run that was cut off goes on when called again."""
+    from asfp.train import load_config
+    from asfp.train.show import run
+
+    run(load_config(recipe, settings or ()))
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="The data set: cifar10.")],
+    root: Annotated[Path, typer.Option(help="The folder that holds it.")] = Path("data"),
+    download: Annotated[bool, typer.Option("--download", help="Fetch what is missing.")] = False,
+) -> None:
+    """Check that a data set is there and whole."""
+    from asfp.data import describe
+
+    typer.echo(describe(name, root, download))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Images and labels to train on: the handwritten digits that come with scikit-learn."""
+"""A data set in memory, and one that is always there: the handwritten digits that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from asfp.errors import AsfpError
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set in memory: images as (count, channels, height, width), normalised, and labels as integers."""
+    """A data set in memory: images as (count, channels, height, width) and labels as integers.
+
+    The images are bytes with the `mean` and `std` (of 255) to normalise them by, or floats that are normalised already.
+    """
 
     train_images: Tensor
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
     classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         train, test = tuple(self.train_images.shape), len(self.test_labels)

@@ -1,0 +1,303 @@
+"""What a run is: frozen dataclasses, read from TOML with `key=value` on top; an unknown key is an error."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from asfp.errors import AsfpError, nearest
+from asfp.schedule import check_epochs, check_rate
+
+METHODS = ("none", "sfp", "asfp", "hard")
+SCHEDULES = ("auto", "constant", "asymptotic", "linear", "cubic")
+DATASETS = ("cifar10", "digits", "imagefolder")
+AUGMENTATIONS = ("auto", "none", "crop-flip")
+LR_SCHEDULES = ("step", "cosine", "constant")
+COMPILE = ("auto", "eager", "compile", "graph")
+CORRUPT = ("fatal", "skip")
+PROGRESS = ("auto", "rich", "plain", "none")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`name` as in `asfp.create_model`; `options` are its keyword arguments; `weights` a file to start from."""
+
+    name: str = "resnet56"
+    options: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """`batch` is the global batch of all processes together."""
+
+    name: str = "cifar10"
+    root: str = "data"
+    batch: int = 128
+    test_batch: int = 1000
+    augment: str = "auto"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Of 255, one a channel, to normalise by; empty for the data set's own."""
+    size: int = 0
+    """Side of the images: 0 for the data set's own (CIFAR 32, digits 16, folders 224)."""
+    workers: int = 8
+    download: bool = False
+    corrupt: str = "fatal"
+
+    def __post_init__(self) -> None:
+        _one_of("data.name", self.name, DATASETS)
+        _one_of("data.augment", self.augment, AUGMENTATIONS)
+        _one_of("data.corrupt", self.corrupt, CORRUPT)
+        _at_least("data.batch", self.batch, 2)
+        _at_least("data.test_batch", self.test_batch, 1)
+        _at_least("data.workers", self.workers, 0)
+        _at_least("data.size", self.size, 0)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD. The rate of an epoch: `warmup_lr` for the first `warmup_epochs`, then lr, times gamma at each milestone."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    schedule: str = "step"
+    milestones: tuple[int, ...] = (60, 120, 160)
+    gamma: float = 0.2
+    warmup_epochs: int = 0
+    warmup_lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.schedule", self.schedule, LR_SCHEDULES)
+        if not 0.0 < self.lr < 1e3:
+            raise AsfpError(f"optimizer.lr={self.lr!r} is not a learning rate: use a number above 0, e.g. 0.1")
+        if any(b <= a for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
+            raise AsfpError(f"optimizer.milestones={list(self.milestones)}: they must be epochs from 1 on, rising")
+        if self.nesterov and self.momentum == 0.0:
+            raise AsfpError("optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or nesterov=false")
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """`method` none, sfp (constant rate), asfp (rising rate), hard (filters stay zero); the rest as `SoftPruner`."""
+
+    method: str = "asfp"
+    rate: float = 0.4
+    schedule: str = "auto"
+    start: float = 0.0
+    d: float = 0.125
+    criterion: str = "l2"
+    interval: int = 1
+    layers: dict[str, float] = field(default_factory=dict)
+    zero_maps: bool = False
+    selection: str = "independent"
+
+    def __post_init__(self) -> None:
+        _one_of("pruning.method", self.method, METHODS)
+        _one_of("pruning.schedule", self.schedule, SCHEDULES)
+        check_rate("pruning.rate", self.rate)
+        check_epochs(self.interval, "pruning.interval")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where and how it runs; none of it changes what is trained, beyond rounding."""
+
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    precision: str = "auto"
+    """As in lightning.fabric, e.g. "32-true", "bf16-mixed"; auto is bf16-mixed on a GPU that has it, else 32-true."""
+    compile: str = "auto"
+    """eager; compile: torch.compile; graph: that and a CUDA graph of the whole step. auto: graph on one GPU."""
+    channels_last: bool = True
+    sync_bn: bool = False
+    deterministic: bool = False
+    checkpoint_epochs: int = 1
+    checkpoint_steps: int = 0
+    """Also within an epoch, every so many steps; 0 for never."""
+    progress: str = "auto"
+
+    def __post_init__(self) -> None:
+        _one_of("engine.compile", self.compile, COMPILE)
+        _one_of("engine.progress", self.progress, PROGRESS)
+        _at_least("engine.devices", self.devices, 1)
+        _at_least("engine.nodes", self.nodes, 1)
+        _at_least("engine.checkpoint_epochs", self.checkpoint_epochs, 1)
+        _at_least("engine.checkpoint_steps", self.checkpoint_steps, 0)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run: the same config on the same machine gives the same run.
+
+    >>> config = TrainConfig(epochs=10, pruning=PruningConfig(method="sfp", rate=0.3))
+    >>> config.pruning.rate, config.folder.as_posix()
+    (0.3, 'runs/run-seed0')
+    """
+
+    name: str = "run"
+    output: str = ""
+    seed: int = 0
+    epochs: int = 200
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    pruning: PruningConfig = field(default_factory=PruningConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        check_epochs(self.epochs)
+        if not 0 <= self.seed < 2**32:
+            raise AsfpError(f"seed={self.seed} is not a seed: it must be an int from 0 to 2^32 - 1, e.g. seed=0")
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is written: `output`, or runs/NAME-seedN."""
+        return Path(self.output) if self.output else Path("runs") / f"{self.name}-seed{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        result: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return result
+
+    def to_toml(self) -> str:
+        """The resolved config as TOML, which `load_config` reads back to an equal one."""
+        tables = self.to_dict()
+        lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The config of a TOML file, with `key=value` overrides on top; `base = "other.toml"` names what it builds on.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "mine.toml"
+    >>> _ = file.write_text("epochs = 30" + chr(10) + "[model]" + chr(10) + 'name = "resnet20"')
+    >>> config = load_config(file, ["pruning.rate=0.3", "seed=1"])
+    >>> config.name, config.epochs, config.model.name, config.pruning.rate, config.seed
+    ('mine', 30, 'resnet20', 0.3, 1)
+    >>> load_config(file, ["prunning.rate=0.3"])
+    Traceback (most recent call last):
+    ...
+    asfp.errors.AsfpError: prunning is no setting. Did you mean pruning? Known: name, output, seed, epochs, model, data,
+    optimizer, pruning, engine
+    """
+    path = Path(path)
+    tables = {"name": path.stem} | _read(path, ())
+    for text in overrides:
+        tables = _merge(tables, _parse_override(text))
+    return config_from(tables)
+
+
+def config_from(tables: Mapping[str, Any]) -> TrainConfig:
+    """The config of nested tables, strictly: unknown keys and wrong types are errors.
+
+    >>> config_from({"optimizer": {"lr": 1}}).optimizer.lr
+    1.0
+    """
+    result = _build(TrainConfig, tables, "")
+    assert isinstance(result, TrainConfig)
+    return result
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in above:
+        raise AsfpError(f"{path} is its own base: remove one of the `base` lines")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = nearest(path.name, (p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else ""
+        raise AsfpError(f"there is no recipe {path}.{near} Recipes are TOML files, e.g. under recipes/") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise AsfpError(f"{path} is not a TOML file: {error}") from error
+    base = tables.pop("base", None)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise AsfpError(f"base={base!r} in {path}: it must be the path of another recipe")
+    return _merge(_read(path.parent / base, (*above, path.resolve())), tables)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merge(result[key], value) if both else value
+    return result
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise AsfpError(f"{text!r} is not an override: write key=value, e.g. pruning.rate=0.4")
+    try:
+        parsed: Any = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a string without its quotes
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def _build(kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
+    known = {f.name: f for f in fields(kind)}
+    types = get_type_hints(kind)
+    for key in tables:
+        if key not in known:
+            close = nearest(key, known, n=1)
+            raise AsfpError(f"{prefix}{key} is no setting.{close} Known: {', '.join(prefix + name for name in known)}")
+    values = {key: _value(types[key], value, f"{prefix}{key}") for key, value in tables.items()}
+    return kind(**values)
+
+
+def _value(kind: Any, value: Any, key: str) -> Any:
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise AsfpError(
+                f"{key}={value!r}: {key} is a table, set its entries, e.g. {key}.{fields(kind)[0].name}=..."
+            )
+        return _build(kind, value, f"{key}.")
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(_value(get_args(kind)[0], item, key) for item in value)
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        inner = get_args(kind)[1]
+        return {str(k): v if inner is Any else _value(inner, v, f"{key}.{k}") for k, v in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    name = getattr(kind, "__name__", str(kind))
+    raise AsfpError(f"{key}={value!r} is a {type(value).__name__}: it must be {_article(name)}")
+
+
+def _article(name: str) -> str:
+    words = {"tuple": "a list", "dict": "a table", "str": "a string", "int": "a whole number", "float": "a number"}
+    return words.get(name, f"a {name}")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise AsfpError(f"{key}={value!r} is unknown: use one of {', '.join(allowed)}.{nearest(value, allowed, n=1)}")
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise AsfpError(f"{key}={value} is too small: it must be at least {least}")

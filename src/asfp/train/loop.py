@@ -1,0 +1,218 @@
+"""The loop: train an epoch, evaluate, prune, evaluate, log, checkpoint; at the end compact, verify, record."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asfp.errors import AsfpError
+from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
+from asfp.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from asfp.train.config import TrainConfig
+from asfp.train.evaluate import accuracy
+from asfp.train.journal import Journal
+from asfp.train.record import RECORD, finish, settings
+
+CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after the checkpoint was written; the message says how to go on."""
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Run a config to its end and return its record; a run that was cut off goes on where it was.
+
+    Everything is written under `config.folder`: config.toml, metrics.jsonl, TensorBoard files, checkpoints, model.pt
+    (the masked weights), compact.pt and record.json. Called again when all is done, it only returns the record.
+
+    >>> import tempfile
+    >>> from asfp.train import config_from
+    >>> small = {
+    ...     "model": {"name": "resnet8"},
+    ...     "data": {"name": "digits", "size": 8, "batch": 256},
+    ...     "epochs": 1,
+    ...     "engine": {"accelerator": "cpu", "progress": "none"},
+    ...     "output": tempfile.mkdtemp(),
+    ... }
+    >>> record = train(config_from(small))
+    >>> record["result"]["accuracy"] == record["result"]["accuracy_compact"]
+    True
+    """
+    if (done := config.folder / RECORD).exists():
+        return _finished(config, json.loads(done.read_text(encoding="utf-8")))
+    fabric = start_fabric(config)
+    first = fabric.is_global_zero
+    config.folder.mkdir(parents=True, exist_ok=True)
+    parts = assemble(config, fabric)
+    progress = load_checkpoint(config.folder, settings(config), parts)
+    if first:
+        (config.folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    journal = Journal(config, progress.history, parts.data.steps, quiet=not first)
+    if progress.epoch or progress.step:
+        journal.say(f"going on from {progress} of {config.folder}")
+    elif parts.pruner is not None and parts.pruner.schedule(0) > 0.0:
+        parts.pruner.step(0)  # SFP: a rate above 0 before training, too
+    try:
+        with _stop_signals() as stop:
+            for epoch in range(progress.epoch + 1, config.epochs + 1):
+                row = _epoch(config, parts, progress, journal, epoch, stop)
+                progress.epoch, progress.step = epoch, 0
+                progress.history.append(row)
+                journal.epoch(row, parts.pruner)
+                if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or stop:
+                    _save(config, parts, progress)
+                _leave(config, progress, stop)
+        record = finish(config, parts, progress.history)
+    finally:
+        journal.close()
+    return record
+
+
+def _epoch(
+    config: TrainConfig, parts: Parts, progress: Progress, journal: Journal, epoch: int, stop: list[int]
+) -> dict[str, Any]:
+    """One epoch of Algorithm 1 and what is to be told of it."""
+    lr = learning_rate(config.optimizer, epoch, config.epochs)
+    set_learning_rate(parts.optimizer, lr)
+    clock = _Clock(parts.fabric.device)
+    _train_epoch(config, parts, progress, journal, epoch, stop)
+    clock.stop("train")
+    _share_buffers(parts)
+    before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
+    clock.stop("evaluate")
+    rate, zeroed, regrown = 0.0, 0, 0.0
+    if parts.pruner is not None:
+        step = parts.pruner.step(epoch)
+        rate, zeroed, regrown = step.rate, step.zeroed, step.regrown
+        clock.stop("prune")
+        if zeroed:
+            after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
+        clock.stop("evaluate")
+    return {
+        "epoch": epoch,
+        "loss": _mean_loss(parts, progress),
+        "lr": lr,
+        "rate": rate,
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "zeroed": zeroed,
+        "regrown": regrown,
+        "seconds": clock.seconds,
+    }
+
+
+def _train_epoch(
+    config: TrainConfig, parts: Parts, progress: Progress, journal: Journal, epoch: int, stop: list[int]
+) -> None:
+    """All batches of an epoch, from the step that the progress is at."""
+    data, rank, world = parts.data, parts.fabric.global_rank, parts.fabric.world_size
+    losses = torch.zeros(data.steps, device=parts.fabric.device)
+    losses[: progress.step] = progress.losses.to(losses.device)[: progress.step]
+    progress.losses = losses
+    parts.model.train()
+    for step, (images, labels) in enumerate(data.train_batches(epoch, progress.step), progress.step + 1):
+        weight = len(labels) * world / data.global_size(step - 1)
+        losses[step - 1] = parts.step(images, labels, weight) * weight
+        progress.step = step
+        journal.step(epoch, step)
+        every = config.engine.checkpoint_steps
+        if step % CHECK_EVERY == 0 or step == data.steps:
+            _check_losses(config, progress, epoch)
+        if step < data.steps and (stop or (every and step % every == 0)):
+            _save(config, parts, progress)
+            _leave(config, progress, stop)
+    assert rank < world
+
+
+def _check_losses(config: TrainConfig, progress: Progress, epoch: int) -> None:
+    bad = (~progress.losses[: progress.step].isfinite()).nonzero()
+    if len(bad):
+        step = int(bad[0]) + 1
+        raise AsfpError(
+            f"the loss is {float(progress.losses[step - 1])} in epoch {epoch}, step {step}: training has diverged. The "
+            f"checkpoint in {config.folder} is from before; lower optimizer.lr (now {config.optimizer.lr:g}) and start "
+            "in another folder with output=..."
+        )
+
+
+def _mean_loss(parts: Parts, progress: Progress) -> float:
+    return float(parts.fabric.all_reduce(progress.losses, reduce_op="mean").double().mean())
+
+
+def _share_buffers(parts: Parts) -> None:
+    """Each process has seen other images: batch norm's statistics are those of the first."""
+    if parts.fabric.world_size > 1:
+        for buffer in parts.model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def _save(config: TrainConfig, parts: Parts, progress: Progress) -> None:
+    _check_losses(config, progress, progress.epoch + 1)
+    if parts.fabric.is_global_zero:
+        save_checkpoint(config.folder, settings(config), parts, progress)
+
+
+def _leave(config: TrainConfig, progress: Progress, stop: list[int]) -> None:
+    if stop and progress.epoch < config.epochs:
+        raise Interrupted(f"Stopped after {progress}; run the same command again to go on from there.")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that the first SIGINT or SIGTERM is put on; the second one interrupts at once."""
+    stop: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where Python takes no handlers
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Clock:
+    """Seconds by phase; waits for the device at each stop, so that a phase's work is counted in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds, self.last = (
+            device,
+            dict.fromkeys(("train", "evaluate", "prune"), 0.0),
+            self._now(device),
+        )
+
+    def stop(self, phase: str) -> None:
+        now = self._now(self.device)
+        self.seconds[phase] += now - self.last
+        self.last = now
+
+    @staticmethod
+    def _now(device: torch.device) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+
+def _finished(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
+    if record.get("config") != settings(config):
+        raise AsfpError(
+            f"{config.folder} holds a finished run with other settings: use another folder with output=..., "
+            "or delete it"
+        )
+    return record

@@ -1,0 +1,193 @@
+"""The end of a run: compaction, verification, both models' accuracies, and the record that tables are made from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asfp.compaction import CompactModule, compact, verify
+from asfp.errors import VerificationError
+from asfp.train.assemble import Parts
+from asfp.train.config import TrainConfig
+from asfp.train.evaluate import full_float32, predict, total
+from asfp.version import __version__
+
+RECORD = "record.json"
+FORMAT = 1
+
+
+def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compact the trained model, check that it gets every test image as the masked one does, write model and record."""
+    model = copy.deepcopy(parts.model).cpu().float().eval()
+    example = torch.randn(2, *parts.data.shape, generator=torch.Generator().manual_seed(0))
+    small = compact(model, example)
+    checked = verify(model, small, example)
+    masked, compacted, labels, precision = _both(parts, model, small)
+    hits = [total(parts.fabric, (found == labels).sum()) for found in (masked, compacted)]
+    differ = total(parts.fabric, (masked != compacted).sum())
+    if not checked.ok or differ:
+        raise VerificationError(
+            f"the compact model differs from the masked one: {checked}; {differ} test images get another class"
+        )
+    images = total(parts.fabric, torch.tensor(len(labels), device=labels.device))
+    record = {
+        "format": FORMAT,
+        "name": config.name,
+        "config": settings(config),
+        "seed": config.seed,
+        "result": {
+            "accuracy": hits[0] / images,
+            "accuracy_compact": hits[1] / images,
+            "accuracy_before_last_pruning": history[-1]["accuracy_before"],
+            "accuracy_after_last_pruning": history[-1]["accuracy_after"],
+            "test_images": images,
+            "predictions_that_differ": differ,
+            "evaluated_in": precision,
+        },
+        "compact": {
+            "max_abs_diff": checked.max_abs_diff,
+            "relative_diff": checked.relative,
+            "macs_dense": small.plan.macs_before,
+            "macs": small.plan.macs_after,
+            "parameters_dense": sum(p.numel() for p in model.parameters()),
+            "parameters": sum(p.numel() for p in small.parameters()),
+        },
+        "seconds": seconds(history),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(parts),
+        "epochs": columns(history),
+    }
+    if parts.fabric.is_global_zero:
+        torch.save(model.state_dict(), config.folder / "model.pt")
+        torch.save({"plan": small.plan.to_json(), "state_dict": small.state_dict()}, config.folder / "compact.pt")
+        write_record(config.folder / RECORD, record)
+    return record
+
+
+def _both(parts: Parts, model: nn.Module, small: CompactModule) -> tuple[Tensor, Tensor, Tensor, str]:
+    """What each model says to each test image, in float32; in float64 where a tie within rounding tells them apart."""
+    device = parts.fabric.device
+    for dtype in (torch.float32, torch.float64):
+        with full_float32():
+            masked, labels = predict(copy.deepcopy(model).to(device, dtype), parts.data, parts.normalise, dtype)
+            found, _ = predict(copy.deepcopy(small).to(device, dtype), parts.data, parts.normalise, dtype)
+        if not total(parts.fabric, (masked != found).sum()):
+            break
+    return masked, found, labels, str(dtype).removeprefix("torch.")
+
+
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """The config without where things lie and how progress is shown: what makes two runs the same run.
+
+    >>> "root" in settings(TrainConfig())["data"]
+    False
+    """
+    tables = config.to_dict()
+    del tables["output"]
+    for table, keys in (("data", ("root", "workers", "download")), ("engine", ("progress", "checkpoint_epochs"))):
+        for key in keys:
+            del tables[table][key]
+    return tables
+
+
+def seconds(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Totals by phase, the median training epoch, and what pruning adds to it.
+
+    >>> rows = [{"seconds": {"train": 2.0, "prune": 0.01}}, {"seconds": {"train": 1.0, "prune": 0.01}}]
+    >>> seconds(rows)
+    {'train': 3.0, 'prune': 0.02, 'median_epoch': 1.5, 'prune_share': 0.006667}
+    """
+    totals = {phase: round(sum(row["seconds"][phase] for row in history), 3) for phase in history[0]["seconds"]}
+    epochs = torch.tensor([row["seconds"]["train"] for row in history], dtype=torch.float64)
+    share = totals["prune"] / totals["train"] if totals["train"] else 0.0
+    return totals | {"median_epoch": round(float(epochs.quantile(0.5)), 4), "prune_share": round(share, 6)}
+
+
+def columns(history: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The epochs' metrics, one list a metric, rounded to what is worth keeping.
+
+    >>> columns([{"epoch": 1, "loss": 0.51234567, "seconds": {"train": 1.25}}])
+    {'loss': [0.51235], 'train_seconds': [1.25]}
+    """
+    result = {k: [round(row[k], 5) for row in history] for k in history[0] if k not in ("epoch", "seconds")}
+    return result | {"train_seconds": [round(row["seconds"]["train"], 3) for row in history]}
+
+
+def versions() -> dict[str, str]:
+    """Of asfp and what it stands on.
+
+    >>> sorted(versions())[:2]
+    ['asfp', 'cuda']
+    """
+    import lightning
+    import torchvision
+
+    return {
+        "asfp": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
+        "lightning": str(lightning.__version__),
+        "cuda": str(torch.version.cuda or ""),
+    }
+
+
+def hardware(parts: Parts) -> dict[str, Any]:
+    """The kind of device, how many, and how it was used."""
+    device = parts.fabric.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    precision = str(parts.fabric._precision.precision)
+    return {"device": name, "processes": parts.fabric.world_size, "precision": precision, "step": parts.mode}
+
+
+def commit() -> str:
+    """The commit of the source tree, with "+" where it has changes; ASFP_COMMIT where there is no git; else "".
+
+    >>> isinstance(commit(), str)
+    True
+    """
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True).stdout
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno", "--", "."], cwd=here, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("ASFP_COMMIT", "")
+    return head.strip() + ("+" if changed.strip() else "")
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """As JSON, a line a key and a line a metric; whole or not at all.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "record.json"
+    >>> write_record(file, {"name": "a", "epochs": {"loss": [1.0, 0.5]}})
+    >>> print(file.read_text().strip())
+    {
+     "name": "a",
+     "epochs": {
+      "loss": [1.0, 0.5]
+     }
+    }
+    """
+    aside = path.with_suffix(".new")
+    aside.write_text(_pretty(record, 1) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def _pretty(value: Any, depth: int) -> str:
+    if not isinstance(value, Mapping) or not value:
+        return json.dumps(value)
+    inner = (f"{' ' * depth}{json.dumps(key)}: {_pretty(item, depth + 1)}" for key, item in value.items())
+    return "{\n" + ",\n".join(inner) + "\n" + " " * (depth - 1) + "}"

@@ -1,0 +1,123 @@
+"""One training step: forward, loss, backward, SGD; plain, compiled, or the whole of it as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asfp.pruner import HardPruner, SoftPruner
+
+Step = Callable[[Tensor, Tensor, float], Tensor]
+"""images, labels, weight of this process's loss -> loss, on the device."""
+
+WARM_UP = 3
+
+
+class Normalise(nn.Module):
+    """(x - mean) / std of images given as bytes; floats pass as they are. No weights: it is not part of the model.
+
+    >>> Normalise((100.0,), (50.0,))(torch.tensor([[[[200]]]], dtype=torch.uint8)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...] = (), std: tuple[float, ...] = (), channels_last: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            images = (images.float() - self.mean) / self.std
+        return images.contiguous(memory_format=self.format)
+
+
+def eager_step(
+    fabric: Any,
+    model: nn.Module,
+    normalise: nn.Module,
+    optimizer: Any,
+    pruner: SoftPruner | None,
+    compiled: bool = False,
+) -> Step:
+    """zero_grad, loss, backward, step; `HardPruner.enforce_` after it. `compiled`: the loss goes through torch.compile.
+
+    >>> from lightning.fabric import Fabric
+    >>> fabric, net = Fabric(accelerator="cpu"), nn.Linear(1, 2)
+    >>> step = eager_step(fabric, net, nn.Identity(), torch.optim.SGD(net.parameters(), lr=0.5), None)
+    >>> x, y = torch.ones(4, 1), torch.zeros(4, dtype=torch.long)
+    >>> bool(step(x, y, 1.0) > step(x, y, 1.0))
+    True
+    """
+
+    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(normalise(images)), labels)
+
+    loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+
+    def step(images: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
+        optimizer.zero_grad()
+        with fabric.autocast():
+            loss = loss_of(images, labels)
+        fabric.backward(loss if weight == 1.0 else loss * weight)
+        optimizer.step()
+        if isinstance(pruner, HardPruner):
+            pruner.enforce_()
+        return loss.detach()
+
+    return step
+
+
+class GraphedStep:
+    """A step captured once in a CUDA graph and replayed; the first few batches, and odd sizes, run without it.
+
+    Weights, momentum, batch norm's statistics, the learning rate (a tensor) and a hard pruner's masks are changed in
+    place, so pruning and learning rates go on without another capture. Every batch is trained on exactly once.
+    """
+
+    def __init__(self, fast: Step, plain: Step, pruner: SoftPruner | None) -> None:
+        self.fast, self.plain, self.pruner = fast, plain, pruner
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.images = self.labels = self.loss = torch.empty(0)
+        self.warm, self.masked = 0, False
+
+    def __call__(self, images: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
+        if self.warm == 0:
+            self.images, self.labels = torch.empty_like(images), torch.empty_like(labels)
+        if images.shape != self.images.shape or weight != 1.0:
+            return self.plain(images, labels, weight)
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        if self.warm < WARM_UP:
+            return self._warm_up()
+        if self.graph is None or self.masked != self._has_masks():
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
+        return self.loss
+
+    def _warm_up(self) -> Tensor:
+        self.warm += 1
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            loss = self.fast(self.images, self.labels, 1.0)
+        torch.cuda.current_stream().wait_stream(stream)
+        return loss
+
+    def _capture(self) -> None:
+        self.masked = self._has_masks()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.fast(self.images, self.labels, 1.0)
+
+    def _has_masks(self) -> bool:
+        """A hard pruner multiplies by its masks in each step, from the first pruning on."""
+        return isinstance(self.pruner, HardPruner) and bool(self.pruner.masks)
