@@ -2,6 +2,7 @@
 
 from asfp.compaction import Plan, Verification, compact, verify
 from asfp.errors import AsfpError, TraceError, VerificationError
+from asfp.measurement import Measurement, measure
 from asfp.models import create_model
 from asfp.pruner import HardPruner, SoftPruner
 from asfp.schedule import AsymptoticSchedule, ConstantSchedule, CubicSchedule, LinearSchedule
@@ -15,6 +16,7 @@ __all__ = [
     "CubicSchedule",
     "HardPruner",
     "LinearSchedule",
+    "Measurement",
     "Plan",
     "PruneStep",
     "SoftPruner",
@@ -24,5 +26,6 @@ __all__ = [
     "__version__",
     "compact",
     "create_model",
+    "measure",
     "verify",
 ]

@@ -1,0 +1,80 @@
+"""`asfp measure`: from what the user wrote to a table or a JSON object."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from asfp.compaction import CompactModule
+from asfp.errors import AsfpError
+from asfp.measurement import measure
+from asfp.measurement.paper import PRESETS
+from asfp.measurement.table import as_table
+from asfp.schedule import check_rate
+from asfp.sources import Source, build, parse_source
+
+
+def measure_source(
+    text: str,
+    *,
+    rate: float | None = None,
+    preset: str | None = None,
+    size: str | None = None,
+    layers: bool = False,
+    as_json: bool = False,
+) -> str:
+    """What `asfp measure` prints.
+
+    >>> json.loads(measure_source("vgg16", preset="pfec", as_json=True))["macs_paper"]
+    206143488
+    """
+    source = parse_source(text)
+    if source.is_graph_file:
+        raise AsfpError(f"{text} can be run, but not counted: measure the model or the .safetensors file it came from")
+    rates = _preset(source, preset, rate)
+    rate = _rate(source, rate, as_given=preset is None)
+    model, example = build(replace(source, rate=None), size)
+    found = replace(measure(model, example, rate=rate, layers=rates), model=text.partition("@")[0])
+    origin = _origin(model) if isinstance(model, CompactModule) else {}
+    if as_json:
+        extra = {"preset": preset} if preset else {}
+        return json.dumps({"rate": None, **found.to_dict(layers=layers), **extra, **origin})
+    dense = f"\n  cut from {origin['macs_dense']:,} MACs of {origin['architecture']}" if origin else ""
+    return as_table(found, layers=layers) + dense
+
+
+def _rate(source: Source, rate: float | None, as_given: bool) -> float | None:
+    if rate is not None:
+        check_rate("rate", rate)
+        if source.path is not None:
+            raise AsfpError(f"{source.text} is compact already: leave out --rate")
+        if source.rate is not None and source.rate != rate:
+            raise AsfpError(f"{source.text} and --rate {rate} differ: give the rate once")
+    return rate if rate is not None or not as_given else source.rate
+
+
+def _preset(source: Source, preset: str | None, rate: float | None) -> dict[str, float] | None:
+    if preset is None:
+        return None
+    if preset not in PRESETS:
+        raise AsfpError(f"preset={preset!r} is unknown: use {' or '.join(PRESETS)}")
+    model, rates = PRESETS[preset]
+    if source.text != model:
+        raise AsfpError(f"--preset {preset} names layers of {model}: asfp measure {model} --preset {preset}")
+    if rate is not None:
+        raise AsfpError(f"--preset {preset} has rates of its own: leave out --rate")
+    return dict(rates)
+
+
+def _origin(model: CompactModule) -> dict[str, Any]:
+    """A file's own numbers: the model is the compact one, and the plan knows what it was cut from."""
+    before = [layer for layer in model.plan.layers if layer.kind.startswith("Conv")]
+    dense, after = sum(x.macs_before for x in before), sum(x.macs_after for x in before)
+    return {
+        "architecture": model.plan.model,
+        "macs_dense": dense,
+        "macs_compact": after,
+        "cut_compact_percent": round(100 * (1 - after / dense), 4) if dense else 0.0,
+        "params_compact": sum(p.numel() for p in model.parameters()),
+    }

@@ -1,0 +1,64 @@
+"""A measurement for people to read."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from asfp.measurement import Measurement
+
+
+def as_table(found: Measurement, *, layers: bool = False) -> str:
+    """The totals, one line for each way of counting; with `layers`, the layers above them.
+
+    >>> import torch
+    >>> from asfp import measure
+    >>> print(as_table(measure(torch.nn.Conv2d(3, 4, 1), torch.zeros(1, 3, 2, 2))))
+    Conv2d, input 1x3x2x2
+      MACs of   convolutions   saved   linear   parameters
+      dense               48                0           16
+    """
+    text = io.StringIO()
+    console = Console(file=text, width=120, color_system=None, highlight=False)
+    title = f"{found.model}, input {'x'.join(map(str, found.input_shape))}"
+    if found.pruned is not None and found.pruned.rate is not None:
+        title += f", {100 * found.pruned.rate:g} % of the filters pruned"
+    console.print(title)
+    if layers:
+        console.print(_layers(found))
+    console.print(_totals(found))
+    if found.latency_ms is not None:
+        console.print(f"  {found.latency_ms:.2f} ms a run")
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+
+def _totals(found: Measurement) -> Table:
+    table = _columns("MACs of", "convolutions", "saved", "linear", "parameters")
+    table.add_row("dense", f"{found.macs_conv:,}", "", f"{found.macs_linear:,}", f"{found.params:,}")
+    if (cut := found.pruned) is not None:
+        for name, macs in (("paper's convention", cut.macs_paper), ("whole filters", cut.macs_integer)):
+            table.add_row(name, f"{round(macs):,}", f"{found.cut_percent(macs):.2f} %")
+        saved = f"{found.cut_percent(cut.macs_compact):.2f} %"
+        linear, params = f"{cut.macs_compact_linear:,}", f"{cut.params_compact:,}"
+        table.add_row("compact model", f"{cut.macs_compact:,}", saved, linear, params)
+    return table
+
+
+def _layers(found: Measurement) -> Table:
+    table = _columns("layer", "kind", "convolution", "linear", "parameters")
+    table.columns[1].justify = "left"
+    for layer in found.layers:
+        counts = (layer.macs_conv, layer.macs_linear, layer.params)
+        table.add_row(layer.name, layer.kind, *(f"{n:,}" if n else "" for n in counts))
+    return table
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, pad_edge=True, padding=(0, 1, 0, 2))
+    for i, name in enumerate(names):
+        table.add_column(name, justify="right" if i else "left")
+    return table

@@ -1,0 +1,137 @@
+"""What a command is given, a name or a file, and the model and example input that it stands for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asfp.compaction import CompactModule, compact
+from asfp.errors import AsfpError
+from asfp.models import MODELS, create_model
+from asfp.pruner import SoftPruner
+from asfp.schedule import check_rate
+
+FILES = (".safetensors", ".onnx", ".xml")
+"""Endings of the files that a command takes for a model."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as the user wrote it: `resnet56`, `torchvision:resnet50@0.3`, `model.safetensors`, `model.onnx`."""
+
+    text: str
+    name: str
+    """What `create_model` takes, or "" for a file."""
+    rate: float | None
+    """Pruned to this share and compacted, where the text ends in @RATE."""
+    path: Path | None
+
+    @property
+    def is_graph_file(self) -> bool:
+        """An exported file, which only its own engine can run."""
+        return self.path is not None and self.path.suffix in (".onnx", ".xml")
+
+
+def parse_source(text: str) -> Source:
+    """NAME, NAME@RATE, or a file.
+
+    >>> parse_source("torchvision:resnet50@0.3").rate
+    0.3
+    >>> parse_source("resnet56").name
+    'resnet56'
+    """
+    if text.endswith(FILES):
+        if not Path(text).is_file():
+            raise AsfpError(f"there is no file {text!r}: give the path of a {', '.join(FILES)} file, or a model's name")
+        return Source(text, "", None, Path(text))
+    name, at, rate = text.rpartition("@")
+    if not at:
+        return Source(text, text, None, None)
+    try:
+        number = float(rate)
+    except ValueError:
+        raise AsfpError(f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4") from None
+    return Source(text, name, check_rate(f"{name}@RATE", number), None)
+
+
+def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """The model in evaluation mode and one example input for it; a rate means pruned on random weights and compacted.
+
+    >>> model, example = build(parse_source("resnet20@0.5"))
+    >>> model.get_submodule("conv1"), tuple(example.shape)
+    (Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False), (1, 3, 32, 32))
+    """
+    if source.path is not None:
+        from asfp.artifact import load
+
+        loaded = load(source.path)
+        shape = (1, *loaded.plan.inputs[0][1:])
+        return loaded, torch.zeros(resize(shape, size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = create_model(source.name).eval()
+        _nothing_zero(model)
+    example = torch.zeros(resize(input_shape(source.name, model), size))
+    if source.rate is None:
+        return model, example
+    return prune_and_compact(model, example, source.rate), example
+
+
+def prune_and_compact(model: nn.Module, example: Tensor, rate: float) -> CompactModule:
+    """The model pruned in place to `rate` in one step, then compacted.
+
+    >>> prune_and_compact(create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5).get_submodule("conv1").out_channels
+    8
+    """
+    SoftPruner(model, rate, epochs=1, example_inputs=example).step(1)
+    return compact(model, example)
+
+
+def input_shape(name: str, model: nn.Module) -> tuple[int, ...]:
+    """The shape of one input, batch first, that a model of this name is made for.
+
+    >>> input_shape("resnet56", create_model("resnet56"))
+    (1, 3, 32, 32)
+    """
+    library, _, rest = name.partition(":")
+    if name in MODELS:
+        return 1, 3, 32, 32
+    if library == "timm":
+        settings: Any = model.default_cfg
+        return 1, *(int(n) for n in settings["input_size"])
+    from torchvision import models
+
+    weights: Any = models.get_model_weights(rest)
+    preset: Any = next(iter(weights)).transforms() if len(weights) else None
+    side = list(getattr(preset, "crop_size", [224]))
+    height, width = (side * 2)[:2]
+    if models.get_model_builder(rest).__module__.startswith("torchvision.models.video"):
+        return 1, 3, 16, height, width
+    return 1, 3, height, width
+
+
+def resize(shape: tuple[int, ...], size: str | None) -> tuple[int, ...]:
+    """The shape with another height and width, "128" or "128x96".
+
+    >>> resize((1, 3, 224, 224), "128x96")
+    (1, 3, 128, 96)
+    """
+    if size is None:
+        return shape
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", size)
+    if found is None:
+        raise AsfpError(f"size={size!r} is not an image size: write a side, e.g. 224, or HEIGHTxWIDTH, e.g. 224x160")
+    return *shape[:-2], int(found[1]), int(found[2] or found[1])
+
+
+def _nothing_zero(model: nn.Module) -> None:
+    """A fresh model often begins with zero norms and biases; a trained one has none, and neither has this one."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not bool(parameter.any()):
+                parameter.uniform_(0.1, 0.2)
