@@ -50,7 +50,7 @@ class ResidentData:
         self.train_size, self.test_size = len(data.train_labels), len(data.test_labels)
         padding = (PADDING,) * 4 if augment else (0,) * 4
         # height, width, channels: a crop of it is channels-last without a copy
-        self._images = F.pad(data.train_images, padding).permute(0, 2, 3, 1).contiguous().to(device)
+        self._images = F.pad(data.train_images.to(device), padding).permute(0, 2, 3, 1).contiguous()
         self._labels = data.train_labels.to(device)
         self._test_images = data.test_images[rank::world].to(device)
         self._test_labels = data.test_labels[rank::world].to(device)

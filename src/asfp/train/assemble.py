@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ def start_fabric(config: TrainConfig) -> Any:
     """
     from lightning.fabric import Fabric
 
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     engine = config.engine
     devices, nodes = engine.devices, engine.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -274,7 +276,8 @@ def build_pruner(config: TrainConfig, model: nn.Module, data: Data) -> SoftPrune
         return None
     kind = HardPruner if pruning.method == "hard" else SoftPruner
     device = next(model.parameters()).device
-    return kind(
+    with torch.no_grad():  # an autograd graph kept alive from here, on the default stream, would break a capture
+        return kind(
         model, pruning.rate, config.epochs, schedule=_schedule(pruning, config.epochs), criterion=pruning.criterion,
         layers=pruning.layers or None, interval=pruning.interval, selection=pruning.selection,
         zero_maps=pruning.zero_maps, example_inputs=torch.zeros(2, *data.shape, device=device),
