@@ -1,5 +1,6 @@
 """asfp: asymptotic soft filter pruning, for convolutional networks that are smaller and really faster."""
 
+from asfp.artifact import load, save
 from asfp.compaction import Plan, Verification, compact, verify
 from asfp.errors import AsfpError, TraceError, VerificationError
 from asfp.measurement import Measurement, measure
@@ -26,6 +27,8 @@ __all__ = [
     "__version__",
     "compact",
     "create_model",
+    "load",
     "measure",
+    "save",
     "verify",
 ]

@@ -101,7 +101,9 @@ def _timm(name: str) -> Callable[..., nn.Module]:
 
 def _build(name: str, builder: Callable[..., nn.Module], kwargs: Mapping[str, Any]) -> nn.Module:
     try:
-        return builder(**kwargs)
+        model = builder(**kwargs)
+        model.created_as = (name, dict(kwargs))  # type: ignore[assignment]  # so that a saved file can say how
+        return model
     except AsfpError:
         raise
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
