@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ from torch import nn
 from asfp import AsfpError, AsymptoticSchedule
 from asfp.data import ImageData, digits
 from asfp.demo import METHODS, DemoSettings, EpochRecord, run_demo, train_method
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the demo itself: networks this small only wait for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

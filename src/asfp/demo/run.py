@@ -39,12 +39,12 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResu
     console = console or Console()
     _prepare_folder(settings.output)
     result = DemoResult(settings, (), record=settings.output / "demo.json", picture=settings.output / "demo.png")
-    data = digits(IMAGE_SIZE, seed=settings.seed)
-    images, test = len(data.train_labels), len(data.test_labels)
     console.print(
-        f"[bold]asfp {__version__}[/bold]: {MODEL} on {images} handwritten digits, tested on {test} others\n"
-        f"{settings.epochs} epochs each, {settings.rate:.0%} of the filters pruned"
+        f"[bold]asfp {__version__}[/bold]: {MODEL}, dense, with SFP and with ASFP; "
+        f"{settings.epochs} epochs each, {settings.rate:.0%} pruned"
     )
+    data = digits(IMAGE_SIZE, seed=settings.seed)
+    console.print(f"{len(data.train_labels)} handwritten digits to train on, {len(data.test_labels)} others to test on")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so small a network a second thread gains little, and on a busy machine it costs much
     try:
