@@ -8,11 +8,13 @@ size still works); only the branch that was taken is fixed.
 from __future__ import annotations
 
 import builtins
+import copy
 import inspect
+import logging
 import operator
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import ModuleType, TracebackType
 from typing import Any
 from unittest import mock
@@ -90,6 +92,19 @@ def _has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or writes_in_place(node)
 
 
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that keeps computed tensors (as pruning by hooks and weight norm do).
+
+    >>> from torch.nn.utils import prune
+    >>> layer = prune.ln_structured(nn.Conv2d(3, 8, 3), "weight", amount=0.5, n=2, dim=0)
+    >>> int((copy_of(layer).weight == 0).all((1, 2, 3)).sum())
+    4
+    """
+    kept = (value for module in model.modules() for value in vars(module).values())
+    computed = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
+    return copy.deepcopy(model, dict(computed))
+
+
 def as_arguments(example_inputs: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments for the model: a tensor is one, a sequence several, a mapping keywords.
 
@@ -126,7 +141,9 @@ class _ShapedProxy(fx.Proxy):
     def val(self) -> Any:
         return self.node.meta.get("val", _MISSING)
 
-    def __getattr__(self, name: str) -> _ShapedAttribute:  # type: ignore[override]
+    def __getattr__(self, name: str) -> Any:
+        if name == "type" and isinstance(self.val, torch.device):
+            return self.val.type  # asked for by torch.autocast, which takes nothing but a string
         return _ShapedAttribute(self, name)
 
     def __bool__(self) -> bool:
@@ -146,6 +163,9 @@ class _ShapedProxy(fx.Proxy):
     def __len__(self) -> int:
         val = self.val
         return super().__len__() if val is _MISSING else len(val)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __index__(self) -> int:
         val = self.val
@@ -200,7 +220,7 @@ class _ShapeTracer(fx.Tracer):
         concrete = None
         with ExitStack() as stack:
             if supplied is not None:
-                self.fake = stack.enter_context(_fake_mode())
+                self.fake = stack.enter_context(fake_mode())
                 self.supplied = supplied
                 defaults = inspect.signature(model.forward).parameters.values()
                 concrete = {p.name: p.default for p in defaults if p.name not in supplied and p.default is not p.empty}
@@ -221,7 +241,7 @@ class _ShapeTracer(fx.Tracer):
         return record
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.leaf_names or isinstance(m, self.leaf_types):
+        if module_qualified_name in self.leaf_names or isinstance(m, self.leaf_types) or hasattr(m, "traced_whole"):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
@@ -262,7 +282,7 @@ class _ShapeTracer(fx.Tracer):
         """A leaf on fake values; in training, on fake buffers too, since batch norm would count this as a batch."""
         buffers = dict(module.named_buffers()) if module.training else {}
         if not buffers:
-            return module(*args, **kwargs)
+            return module.forward(*args, **kwargs)  # no hooks: some would store fake tensors in the module
         return torch.func.functional_call(module, self._fake(buffers), args, kwargs)
 
     def _fake(self, value: Any) -> Any:
@@ -271,8 +291,22 @@ class _ShapeTracer(fx.Tracer):
         return torch.utils._pytree.tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, value)
 
 
-def _fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
+@contextmanager
+def fake_mode() -> Iterator[FakeTensorMode]:
+    """Operations compute shapes alone; what fails raises, and does not write to the log as well.
+
+    >>> with fake_mode():
+    ...     (torch.zeros(2, 3) @ torch.zeros(3, 1_000_000_000_000)).shape
+    torch.Size([2, 1000000000000])
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        log.setLevel(level)
 
 
 def _leaves(tree: Any) -> list[Any]:

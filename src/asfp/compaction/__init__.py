@@ -6,7 +6,6 @@ its rule in one table; an operation without a rule costs compression, never corr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,7 +20,7 @@ from asfp.compaction.plan import Plan, make_plan, signature, unpack
 from asfp.compaction.rewrite import Rewriter
 from asfp.compaction.verify import Verification, self_check, verify
 from asfp.errors import AsfpError, TraceError
-from asfp.trace import Example, Leaf, as_arguments
+from asfp.trace import Example, Leaf, as_arguments, copy_of
 
 __all__ = ["CompactModule", "Plan", "Verification", "apply", "compact", "verify"]
 
@@ -129,7 +128,7 @@ def _reference(model: nn.Module, example_inputs: Example) -> nn.Module:
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
             raise AsfpError(f"{name} holds NaN or infinite values: the model diverged, go back to a good checkpoint")
     args, kwargs = as_arguments(example_inputs)
-    reference = copy.deepcopy(model).eval()
+    reference = copy_of(model).eval()
     try:
         with torch.no_grad():
             reference(*args, **kwargs)

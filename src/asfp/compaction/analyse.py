@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from asfp.compaction.channels import Channels, Facts, Mask, Unsupported, all_live
 from asfp.compaction.graph import attribute, shared_layers
 from asfp.compaction.rules import rule_for
-from asfp.compaction.rules.base import Barrier, Op, Rule, shape_of
+from asfp.compaction.rules.base import Barrier, Op, Rule, is_static_number, shape_of
 
 
 class Analysis:
@@ -65,6 +65,10 @@ class Analysis:
 
     # what rules ask
 
+    def plain(self, tree: Any) -> Any:
+        """Arguments with the numbers filled in that are the same for every input."""
+        return fx.node.map_arg(tree, lambda n: n.meta["val"] if is_static_number(n) else n)
+
     def channels_of(self, node: fx.Node) -> Channels:
         known = self.channels.get(node)
         if not isinstance(known, Channels):
@@ -80,11 +84,16 @@ class Analysis:
             raise Unsupported("its input's channels are not where it expects them")
         return all_live(axis, shape_of(node)[axis])
 
-    def attribute(self, node: fx.Node) -> Tensor:
-        value = attribute(self.traced, str(node.target))
-        if not isinstance(value, Tensor) or len(node.users) > 1:
-            raise Unsupported("a parameter is used in several places")
+    def value_of(self, node: fx.Node) -> Tensor:
+        """The tensor that a `get_attr` node stands for."""
+        value: Tensor = attribute(self.traced, str(node.target))
         return value
+
+    def attribute(self, node: fx.Node) -> Tensor:
+        """The same, where nothing else uses it, so that it may be cut."""
+        if len(node.users) > 1:
+            raise Unsupported("a parameter is used in several places")
+        return self.value_of(node)
 
     # what rules say
 

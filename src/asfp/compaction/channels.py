@@ -21,7 +21,8 @@ class Unsupported(Exception):  # noqa: N818  (a signal between a rule and the an
 class Channels:
     """The channels of one tensor: they lie along `axes` (one, or two after a channel split), in row-major order.
 
-    `live[c]` false means: every element of channel c equals `value[c]`, for every input of the network.
+    `live[c]` false means: every element of channel c equals `value[c]`, for every input of the network. The
+    axes have the same size for every input of the network, whatever its batch or image size.
     """
 
     axes: tuple[int, ...]
@@ -47,11 +48,15 @@ class Channels:
         """Constant, and not zero."""
         return ~self.live & (self.value != 0)
 
+    def like(self, live: Mask, value: Values, axes: tuple[int, ...] | None = None) -> Channels:
+        """Other channels made from these: whatever is live has no value."""
+        return Channels(self.axes if axes is None else axes, live, np.where(live, 0, value))
+
     def moved(self, axis: int) -> Channels:
-        return Channels((axis,), self.live, self.value)
+        return self.like(self.live, self.value, (axis,))
 
     def take(self, labels: Labels) -> Channels:
-        return Channels(self.axes, self.live[labels], self.value[labels])
+        return self.like(self.live[labels], self.value[labels])
 
 
 def all_live(axis: int, size: int) -> Channels:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections import Counter
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from asfp.trace import Example, Leaf, trace, writes_in_place
+from asfp.trace import Example, Leaf, copy_of, fake_mode, trace, writes_in_place
 
 _OUT_OF_PLACE = {
     operator.iadd: operator.add,
@@ -32,13 +31,47 @@ _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.B
 
 def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf, ...]) -> fx.GraphModule:
     """Trace a copy of the model in evaluation mode, and bring it into the form that the rules expect."""
-    traced = trace(copy.deepcopy(model).eval(), example_inputs, leaf_modules)
+    traced = trace(copy_of(model).eval(), example_inputs, leaf_modules)
     _without_effects(traced)
     _work_out_parameters(traced)
     _as_modules(traced)
     traced.graph.eliminate_dead_code()
     traced.recompile()
+    _second_look(traced)
     return traced
+
+
+class _Shapes(fx.Interpreter):
+    """Runs the graph on fake tensors, and notes each value beside the first one."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        n.meta["other"] = value = super().run_node(n)
+        return value
+
+
+def _second_look(traced: fx.GraphModule) -> None:
+    """Evaluate the graph once more, for another batch and image size: what stays the same does so for every input.
+
+    A network that takes one image size only is looked at with another batch size, one for a single shape as it is.
+    """
+    inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    for batch, scale in ((1, 2), (1, 1), (0, 1)):
+        with fake_mode():
+            examples = [_resized(n.meta["val"], batch, scale) for n in inputs]
+            try:
+                _Shapes(traced).run(*examples)
+                return
+            except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+                continue
+    raise AssertionError("the traced graph does not run on the shapes it was traced with")
+
+
+def _resized(value: Any, batch: int, scale: int) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    image = tuple(n * scale for n in value.shape[2:]) if value.is_floating_point() else value.shape[2:]
+    shape = (*(n + batch for n in value.shape[:1]), *value.shape[1:2], *image)
+    return torch.empty(shape, dtype=value.dtype, device=value.device)
 
 
 def shared_layers(traced: fx.GraphModule) -> dict[str, str]:
@@ -87,6 +120,7 @@ def _without_effects(traced: fx.GraphModule) -> None:
             node.target = _OUT_OF_PLACE[node.target]
         elif node.target is operator.setitem:
             node.target, node.args = on_copy, (node.args[0], "__setitem__", *node.args[1:])
+            node.meta["val"] = node.args[0].meta.get("val")
         elif node.op == "call_method":
             if hasattr(Tensor, node.target[:-1]):
                 node.target = node.target[:-1]
@@ -112,33 +146,50 @@ def _function_out_of_place(node: fx.Node) -> None:
 
 
 def _work_out_parameters(traced: fx.GraphModule) -> None:
-    """Compute once what depends on parameters alone (weight standardisation): from here on it is a parameter."""
+    """Compute once what depends on parameters alone: weight standardisation, `weight.shape`, numbers made of these."""
     graph = traced.graph
     for node in list(graph.nodes):
-        inputs = node.all_input_nodes
-        if node.op not in ("call_function", "call_method") or not inputs or any(n.op != "get_attr" for n in inputs):
+        if not _depends_on_parameters_alone(node):
             continue
-        values = {n: attribute(traced, str(n.target)) for n in inputs}
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: attribute(traced, str(n.target)))
         with torch.no_grad():
             if node.op == "call_method":
                 result = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 result = node.target(*args, **kwargs)
-        if not isinstance(result, Tensor):
-            continue
-        owner = str(inputs[0].target).rpartition(".")[0]
-        name = f"{owner}.{node.name}" if owner else node.name
-        holder = traced.get_submodule(owner)
-        if result.is_floating_point():
-            setattr(holder, node.name, nn.Parameter(result.clone()))
+        if isinstance(result, Tensor):
+            with graph.inserting_before(node):
+                known = graph.get_attr(_hold(traced, node, result))
+            known.meta = dict(node.meta)
+            node.replace_all_uses_with(known)
         else:
-            holder.register_buffer(node.name, result.clone())
-        with graph.inserting_before(node):
-            known = graph.get_attr(name)
-        known.meta = dict(node.meta)
-        node.replace_all_uses_with(known)
+            _put(node, result)
         graph.erase_node(node)
+
+
+def _put(node: fx.Node, value: Any) -> None:
+    """Write a plain value wherever the node was used."""
+    for user in list(node.users):
+        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: value if n is node else n)
+
+
+def _depends_on_parameters_alone(node: fx.Node) -> bool:
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if not node.all_input_nodes:
+        return getattr(node.target, "__module__", "") in ("_operator", "builtins", "math")
+    return all(n.op == "get_attr" for n in node.all_input_nodes)
+
+
+def _hold(traced: fx.GraphModule, node: fx.Node, value: Tensor) -> str:
+    """Keep a computed tensor where its first ingredient is kept; the name it has there."""
+    owner = str(node.all_input_nodes[0].target).rpartition(".")[0] if node.all_input_nodes else ""
+    holder = traced.get_submodule(owner)
+    if value.is_floating_point():
+        holder.register_parameter(node.name, nn.Parameter(value.clone()))
+    else:
+        holder.register_buffer(node.name, value.clone())
+    return f"{owner}.{node.name}" if owner else node.name
 
 
 def _as_modules(traced: fx.GraphModule) -> None:

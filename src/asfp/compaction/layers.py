@@ -15,6 +15,7 @@ class BorderBias(nn.Module):
     multiplications.
     """
 
+    traced_whole = True  # one operation to a tracer, with a rule of its own
     integral: Tensor
 
     def __init__(
@@ -50,6 +51,7 @@ class Widen(nn.Module):
     """Brings a tensor back to more channels: output channel j is input channel `index[j]`, or one of the constants.
 
     An index past the input's channels names the constants in `fill`, so this is one concatenation and one gather.
+    `fill` has the input's dimensions, all of size 1 but the channels'.
     """
 
     index: Tensor | None
@@ -59,14 +61,11 @@ class Widen(nn.Module):
         super().__init__()
         self.register_buffer("index", index)
         self.register_buffer("fill", fill)
-        self.axis = axis
+        self.axis, self.dims = axis, fill.ndim
 
     def forward(self, input: Tensor) -> Tensor:
-        shape = list(input.shape)
-        shape[self.axis] = self.fill.shape[0]
-        column = [1] * input.ndim
-        column[self.axis] = -1
-        wide = torch.cat([input, self.fill.view(column).expand(shape)], self.axis)
+        shape = [-1 if i == self.axis else input.shape[i] for i in range(self.dims)]
+        wide = torch.cat([input, self.fill.expand(shape)], self.axis)
         return wide if self.index is None else wide.index_select(self.axis, self.index)
 
     def extra_repr(self) -> str:
@@ -94,14 +93,14 @@ class Pick(nn.Module):
 class AddPrefix(nn.Module):
     """Adds a narrow tensor to the first channels of a wide one, Eq. 8 of the paper where the index set is a prefix."""
 
-    def __init__(self, axis: int) -> None:
+    def __init__(self, axis: int, width: int) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.width = axis, width
 
     def forward(self, wide: Tensor, narrow: Tensor) -> Tensor:
-        k = narrow.shape[self.axis]
-        rest = wide.narrow(self.axis, k, wide.shape[self.axis] - k)
-        return torch.cat([wide.narrow(self.axis, 0, k) + narrow, rest], self.axis)
+        before = (slice(None),) * self.axis
+        first, rest = wide[(*before, slice(0, self.width))], wide[(*before, slice(self.width, None))]
+        return torch.cat([first + narrow, rest], self.axis)
 
 
 class Constant(nn.Module):

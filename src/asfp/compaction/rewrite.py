@@ -130,17 +130,18 @@ class Rewriter:
         if not nonzero.any():
             places = np.where(missing, width, places)
             index = None if np.array_equal(places, np.arange(width + 1)) else self._index(places)
-            return self.insert(name, Widen(index, self.like(torch.zeros(1)), axis), (physical.node,))
+            return self.insert(name, Widen(index, self._column(np.zeros(1), node), axis), (physical.node,))
         places[missing] = width + np.arange(int(missing.sum()))
         index = None if np.array_equal(places, np.arange(len(places))) else self._index(places)
-        return self.insert(name, Widen(index, self.like(torch.from_numpy(fill)), axis), (physical.node,))
+        return self.insert(name, Widen(index, self._column(fill, node), axis), (physical.node,))
 
     def size(self, node: fx.Node) -> tuple[Any, ...]:
         """The original's sizes: a number along the channels, what the new tensor has elsewhere."""
         some = self.some(node)
         known = self.state.channels[node]
         shape = self.function(getattr, (some, "shape"))
-        axis = known.axes[0] if isinstance(known, Channels) else None
+        cut = isinstance(known, Channels) and len(self.physical(node).keep) != known.size
+        axis = known.axes[0] if cut else None
         count = len(shape_of(node))
         return tuple(
             shape_of(node)[i] if i == axis else self.function(operator.getitem, (shape, i)) for i in range(count)
@@ -205,6 +206,11 @@ class Rewriter:
 
     def like(self, values: Tensor) -> Tensor:
         return values.to(dtype=self.dtype, device=self.device)
+
+    def _column(self, values: Any, node: fx.Node) -> Tensor:
+        shape = [1] * len(shape_of(node))
+        shape[self.state.channels_of(node).axis] = -1
+        return self.like(torch.from_numpy(values).reshape(shape))
 
     def _index(self, places: Any) -> Tensor:
         return torch.as_tensor(places, dtype=torch.int64, device=self.device)

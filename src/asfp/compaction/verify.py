@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from asfp.errors import AsfpError, VerificationError
-from asfp.trace import Example, as_arguments
+from asfp.trace import Example, as_arguments, copy_of
 
 if TYPE_CHECKING:
     from asfp.compaction.rewrite import Rewriter
@@ -56,7 +55,7 @@ def verify(model: nn.Module, compact: nn.Module, example_inputs: Example) -> Ver
     >>> verify(model, model, torch.randn(2, 3, 8, 8)).ok
     True
     """
-    a, b = copy.deepcopy(model).eval(), copy.deepcopy(compact).eval()
+    a, b = copy_of(model).eval(), copy_of(compact).eval()
     return compare(a, b, cases_of(model, example_inputs))
 
 
@@ -77,7 +76,10 @@ def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verifica
 
 
 def distance(expected: Tensor, got: Tensor) -> tuple[float, float]:
-    """The largest difference, and that over the range of what was expected (over its size, where it has no range)."""
+    """The largest difference, and that over the range of what was expected.
+
+    An output that hardly varies has no range to speak of: it is compared with its size, and at the least with 1e-4.
+    """
     if expected.numel() == 0:
         return 0.0, 0.0
     e, g = expected.double(), got.double()
@@ -85,10 +87,12 @@ def distance(expected: Tensor, got: Tensor) -> tuple[float, float]:
     diff = torch.where(same, 0.0, (e - g).abs())
     worst = float("inf") if bool(diff.isnan().any()) else float(diff.max())
     finite = e[e.isfinite()]
-    span = float(finite.max() - finite.min()) if finite.numel() else 0.0
-    if span == 0.0:
-        span = float(finite.abs().max()) if finite.numel() else 0.0
-    return worst, worst / span if span > 0 else worst
+    if not finite.numel():
+        return worst, worst
+    span, size = float(finite.max() - finite.min()), float(finite.abs().max())
+    if span < 1e-4 * size:
+        span = size
+    return worst, worst / max(span, 1e-4)
 
 
 def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -109,7 +113,7 @@ def cases_of(model: nn.Module, example_inputs: Example) -> list[Case]:
 
     cases = [(args, kwargs), pytree.tree_map(lambda x: noise(x, 0), (args, kwargs))]
     other = pytree.tree_map(lambda x: noise(x, 1), (args, kwargs))
-    probe = copy.deepcopy(model).eval()
+    probe = copy_of(model).eval()
     try:
         outputs(probe, *other)
     except (RuntimeError, ValueError, AssertionError, IndexError):
@@ -129,7 +133,7 @@ def self_check(
     noise = 0.0
     if found.dtype != "float64" and _fits_in_float64(reference):
         try:
-            wide, wide_cases = copy.deepcopy(reference).double(), _doubled(cases)
+            wide, wide_cases = copy_of(reference).double(), _doubled(cases)
             wide_compact = rebuild(wide, wide_cases[0][0] or wide_cases[0][1])
             exact = compare(wide, wide_compact.eval(), wide_cases)
         except (RuntimeError, MemoryError):

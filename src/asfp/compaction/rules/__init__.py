@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from asfp.compaction.layers import BorderBias
 from asfp.compaction.rules.base import Barrier, Op, Rule
 from asfp.compaction.rules.join import Binary, Concatenate
-from asfp.compaction.rules.parts import Cut, Item, Opaque, Output, Size, Source
+from asfp.compaction.rules.parts import Cut, Item, Opaque, Output, Size, Source, Take
 from asfp.compaction.rules.perchannel import (
     AveragePool,
     Identity,
@@ -24,7 +25,7 @@ from asfp.compaction.rules.perchannel import (
     Spatial,
 )
 from asfp.compaction.rules.shape import Expand, Flatten, Permute, PixelShuffle, PixelUnshuffle, Squeeze, View
-from asfp.compaction.rules.weighted import Weighted
+from asfp.compaction.rules.weighted import Border, Weighted
 
 WEIGHTED, NORMALISE, POINTWISE, IDENTITY, MIXING = Weighted(), Normalise(), Pointwise(), Identity(), Mixing()
 PAD, OPAQUE = Pad(), Opaque()
@@ -55,6 +56,7 @@ MODULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), PAD),
     **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), PAD),
     nn.PReLU: PReLU(),
+    BorderBias: Border(),
     nn.Flatten: Flatten(),
     nn.PixelShuffle: PixelShuffle(),
     nn.PixelUnshuffle: PixelUnshuffle(),
@@ -91,6 +93,7 @@ METHODS: dict[str, Rule] = {
     **dict.fromkeys(("squeeze", "unsqueeze"), _SQUEEZE),
     **dict.fromkeys(("expand", "expand_as"), _EXPAND),
     **dict.fromkeys(("chunk", "split"), _CUT),
+    **dict.fromkeys(("narrow", "index_select"), Take()),
     **dict.fromkeys(("size", "dim", "ndimension"), _SIZE),
 }
 
@@ -110,6 +113,7 @@ FUNCTIONS: dict[Any, Rule] = {
     **dict.fromkeys((torch.cat, torch.concat), Concatenate()),
     **dict.fromkeys((torch.chunk, torch.split), _CUT),
     operator.getitem: Item(),
+    **dict.fromkeys((torch.narrow, torch.index_select), Take()),
     getattr: _SIZE,
     torch.flatten: _FLATTEN,
     torch.reshape: _VIEW,
@@ -147,6 +151,8 @@ def rule_for(op: Op, shared: str | None) -> Rule:
         return Source()
     if node.op == "output":
         return Output()
+    if node.all_input_nodes and not any(_has_tensor(n) for n in node.all_input_nodes):
+        return OPAQUE  # arithmetic on sizes
     rule: Rule | None
     if node.op == "call_module":
         assert op.module is not None
@@ -164,8 +170,6 @@ def rule_for(op: Op, shared: str | None) -> Rule:
         )
         if target is getattr and node.args[1] not in _SHAPE_ATTRIBUTES:
             rule = None
-    if rule is None and not any(_has_tensor(n) for n in node.all_input_nodes):
-        return OPAQUE  # arithmetic on sizes
     return rule or Barrier("no rule for this operation")
 
 

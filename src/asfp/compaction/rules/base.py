@@ -63,12 +63,24 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)
 
 
+def is_static(node: fx.Node, axis: int) -> bool:
+    """Whether the tensor has the same size along `axis` for every input of the network."""
+    other = node.meta.get("other")
+    return isinstance(other, Tensor) and other.ndim > axis and other.shape[axis] == node.meta["val"].shape[axis]
+
+
+def is_static_number(node: fx.Node) -> bool:
+    """Whether the node is a number, the same for every input of the network."""
+    value = node.meta.get("val")
+    return isinstance(value, int) and not isinstance(value, bool) and node.meta.get("other") == value
+
+
 def fresh(node: fx.Node, axis: int | None = None) -> Channels | None:
     """All channels live: what is known of a tensor that nothing is known of (None where it has no channels)."""
     val = node.meta.get("val")
-    if not isinstance(val, Tensor) or not val.is_floating_point() or val.ndim < 2:
-        return None
     axis = 1 if axis is None else axis
+    if not isinstance(val, Tensor) or not val.is_floating_point() or val.ndim < 2 or not is_static(node, axis):
+        return None
     return all_live(axis, int(val.shape[axis]))
 
 
@@ -115,7 +127,7 @@ class Rule:
 
     def emit(self, op: Op, out: Rewriter) -> None:
         source = out.physical(op.source)
-        out.define(op.node, out.copy(op.node, {op.source: source.node}), source.keep)
+        out.define(op.node, out.copy(op.node, {op.source: source.node}), source.keep, virtual=source.virtual)
 
 
 class Barrier(Rule):

@@ -130,7 +130,8 @@ class Arithmetic(Rule):
                 out.note_layout(op, "slice")
                 out.define(op.node, sliced, keep)
                 return
-        left, right = (self.side(op, x, keep, axis, out) for x in (a, b))
+        carrier = self.carrier(op, a, b, keep, axis, out)
+        left, right = (self.side(op, x, keep, axis, out, forced=x is carrier) for x in (a, b))
         if self.kind == "add" and (left is None or right is None):
             only = right if left is None else left
             assert only is not None
@@ -150,7 +151,18 @@ class Arithmetic(Rule):
             return needed
         return min(fitting, key=len)
 
-    def side(self, op: Op, x: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
+    def carrier(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Operand | None:
+        """The operand that must come as a tensor although its channels are constant, since none else has the extent."""
+        covering = [x for x in (a, b) if self.covers(op, x, axis)]
+        if any(x.kind == "shared" or self.present(x, keep, out) for x in covering):
+            return None
+        return next((x for x in covering if out.has(x.node)), None)
+
+    @staticmethod
+    def present(x: Operand, keep: Labels, out: Rewriter) -> bool:
+        return x.kind == "channels" and out.has(x.node) and bool(np.isin(keep, out.physical(x.node).keep).any())
+
+    def side(self, op: Op, x: Operand, keep: Labels, axis: int, out: Rewriter, *, forced: bool) -> Any:
         ndim = len(shape_of(op.node))
         if x.kind == "number":
             return out.arguments(x.node) if isinstance(x.node, fx.Node) else x.node
@@ -158,7 +170,7 @@ class Arithmetic(Rule):
             return out.full(x.node)
         if x.kind == "parameter":
             return out.parameter(x.node, keep, axis - ndim)
-        if out.has(x.node) and np.isin(keep, out.physical(x.node).keep).any():
+        if forced or self.present(x, keep, out):
             return out.fetch(x.node, keep)
         fill = torch.from_numpy(np.where(x.live, 0, x.value)[keep])
         if self.kind == "add" and not out.state.facts(op.name, f"fill{x.node.name}", lambda: (fill != 0).numpy()).any():
@@ -178,7 +190,7 @@ class Arithmetic(Rule):
                 and shape_of(wide.node) == shape_of(narrow.node) == shape_of(op.node)
                 and not self.filled(op, narrow, keep[len(n.keep) :], out)
             ):
-                return out.insert(f"{op.name}_prefix", AddPrefix(axis), (w.node, n.node))
+                return out.insert(f"{op.name}_prefix", AddPrefix(axis, len(n.keep)), (w.node, n.node))
         return None
 
     @staticmethod
@@ -222,7 +234,8 @@ class Concatenate(Rule):
         parts = self.parts(op, state)
         axis = axis_of(op.get("dim", 1, op.node.kwargs.get("axis", 0)), len(shape_of(op.node)))
         known = [state.along(t, axis) for t, _ in parts]
-        return Channels((axis,), np.concatenate([c.live for c in known]), np.concatenate([c.value for c in known]))
+        live, value = (np.concatenate([getattr(c, n) for c in known]) for n in ("live", "value"))
+        return Channels((axis,), live, value)
 
     def backward(self, op: Op, state: Analysis) -> None:
         axis = state.channels_of(op.node).axis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Item(Rule):
             low, high = known.spans[index]  # type: ignore[index]
             return known.source, np.arange(low, high)
         channels = state.channels_of(parent)
-        index = index if isinstance(index, tuple) else (index,)
+        index = state.plain(index if isinstance(index, tuple) else (index,))
         here = index[channels.axis] if len(index) > channels.axis else slice(None)
         if not isinstance(here, slice) or any(isinstance(v, fx.Node) for v in (here.start, here.stop, here.step)):
             raise Unsupported("it takes channels by something other than a plain slice")
@@ -99,6 +100,39 @@ class Item(Rule):
             if any(s != slice(None) for s in rest):
                 node = out.function(operator.getitem, (node, out.arguments(rest)))
         out.define(op.node, node, np.array([place[int(k)] for k in inside], dtype=np.int64))
+
+
+class Take(Item):
+    """index_select and narrow along the channels, by an index or a range that is known."""
+
+    def span(self, op: Op, state: Analysis) -> tuple[fx.Node, Labels]:
+        channels = state.channels_of(op.source)
+        if axis_of(op.get("dim", 1), len(shape_of(op.source))) != channels.axis:
+            raise Unsupported("it takes from another axis than the channels'")
+        if op.spelling == "narrow":
+            start, length = state.plain((op.get("start", 2), op.get("length", 3)))
+            if not isinstance(start, int) or not isinstance(length, int) or start < 0:
+                raise Unsupported("its range is not known")
+            return op.source, np.arange(start, start + length)
+        index = op.get("index", 2)
+        if not isinstance(index, fx.Node) or index.op != "get_attr":
+            raise Unsupported("its index is not known")
+        return op.source, state.attribute(index).cpu().numpy().astype(np.int64)
+
+    def forward(self, op: Op, state: Analysis) -> Channels:
+        source, labels = self.span(op, state)
+        return state.channels_of(source).take(labels)
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        source, labels = self.span(op, state)
+        need = np.zeros(state.channels_of(source).size, dtype=bool)
+        need[labels[state.need[op.node]]] = True
+        state.want(source, need)
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        source, labels = self.span(op, out.state)
+        keep = np.flatnonzero(out.state.need[op.node])
+        out.define(op.node, out.fetch(source, labels[keep]), keep)
 
 
 class Size(Rule):
@@ -166,10 +200,14 @@ class Output(Rule):
 
 
 class Source(Rule):
-    """Inputs and parameters: there as they are."""
+    """Inputs and parameters: there as they are. A parameter with one number a channel is a known constant."""
 
     def forward(self, op: Op, state: Analysis) -> Channels | None:
-        return fresh(op.node)
+        known = fresh(op.node)
+        if op.node.op == "get_attr" and known is not None and known.size == math.prod(shape_of(op.node)):
+            vector = state.value_of(op.node).detach().double().reshape(-1).cpu().numpy()
+            return Channels(known.axes, np.zeros(known.size, dtype=bool), vector)
+        return known
 
     def backward(self, op: Op, state: Analysis) -> None:
         """Nothing stands before it."""

@@ -44,7 +44,7 @@ class Pointwise(Rule):
         value = self.apply(op, source.value)
         if not state.facts(op.name, "finite", lambda: np.isfinite(value) | source.live).all():
             raise Unsupported("a constant becomes infinite")
-        return Channels(source.axes, source.live, np.where(source.live, 0, value))
+        return source.like(source.live, value)
 
     def apply(self, op: Op, values: Values) -> Values:
         x = torch.from_numpy(values.copy())
@@ -65,7 +65,8 @@ class Pointwise(Rule):
 
     def emit(self, op: Op, out: Rewriter) -> None:
         source = out.physical(self.tensor(op))
-        out.define(op.node, out.copy(op.node, {self.tensor(op): source.node}), source.keep)
+        node = out.copy(op.node, {self.tensor(op): source.node})
+        out.define(op.node, node, source.keep, virtual=source.virtual)
 
 
 class PReLU(Rule):
@@ -75,7 +76,7 @@ class PReLU(Rule):
         source = state.along(op.source, 1)
         slope = op.module.weight.detach().double().cpu().numpy()  # type: ignore[union-attr, operator]
         value = np.maximum(source.value, 0) + slope * np.minimum(source.value, 0)
-        return Channels(source.axes, source.live, np.where(source.live, 0, value))
+        return source.like(source.live, value)
 
     def backward(self, op: Op, state: Analysis) -> None:
         state.want_along(op.source, 1, state.need[op.node])
@@ -110,7 +111,7 @@ class Normalise(Rule):
         else:
             live = (source.live | state.facts(op.name, "constants", lambda: source.nonzero)) & ~dead
             value = beta
-        return Channels(source.axes, live, np.where(live, 0, value))
+        return source.like(live, value)
 
     def backward(self, op: Op, state: Analysis) -> None:
         state.want_along(op.source, 1, state.need[op.node])
@@ -158,7 +159,7 @@ class Spatial(Rule):
         if source.axis != (1 if self.dims is None else ndim - self.dims - 1):
             raise Unsupported("its input's channels are not where it expects them")
         changed = self.changed(op, state, source)
-        return Channels(source.axes, source.live | changed, np.where(changed, 0, source.value))
+        return source.like(source.live | changed, source.value)
 
     def changed(self, op: Op, state: Analysis, source: Channels) -> Any:
         """Constants that do not stay the same everywhere."""
@@ -195,7 +196,7 @@ class Reduce(Rule):
         changed = np.zeros(source.size, dtype=bool)
         if self.kind == "sum":
             changed = state.facts(op.name, "constants", lambda: source.nonzero)
-        return Channels((axis,), source.live | changed, np.where(changed, 0, source.value))
+        return source.like(source.live | changed, source.value, (axis,))
 
 
 class Pad(Rule):
@@ -235,11 +236,8 @@ class Pad(Rule):
         if mode == "constant" and spatial:
             live = live | state.facts(op.name, "constants", lambda: ~source.live & (source.value != value))
         ends = (before, after)
-        return Channels(
-            source.axes,
-            np.pad(live, ends),
-            np.pad(np.where(live, 0, source.value), ends, constant_values=float(value)),
-        )
+        values = np.pad(source.value, ends, constant_values=float(value))
+        return source.like(np.pad(live, ends), values)
 
     def backward(self, op: Op, state: Analysis) -> None:
         before, after, _ = self.spans(op, state)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import fx
 
 from asfp.compaction.channels import Channels, Mask, Unsupported
-from asfp.compaction.rules.base import Op, Rule, axis_of, shape_of
+from asfp.compaction.rules.base import Op, Rule, axis_of, is_static, shape_of
 
 if TYPE_CHECKING:
     from asfp.compaction.analyse import Analysis
@@ -80,7 +80,7 @@ class View(Rule):
     def forward(self, op: Op, state: Analysis) -> Channels:
         source = state.channels_of(op.source)
         kind, axes, inner = self.plan(op, state)
-        sizes = self.sizes(op)
+        sizes = state.plain(self.sizes(op))
         if kind != "split" and sizes is not None:
             dynamic = isinstance(sizes[axes[0]], fx.Node)
             if dynamic and any(s == -1 for i, s in enumerate(sizes) if i != axes[0]):
@@ -88,8 +88,10 @@ class View(Rule):
         live, value = source.live.reshape(-1), source.value.reshape(-1)
         if kind == "split":
             shape = tuple(shape_of(op.node)[a] for a in axes)
-            return Channels(axes, live.reshape(shape), value.reshape(shape))
-        return Channels(axes, np.repeat(live, inner), np.repeat(value, inner))
+            return source.like(live.reshape(shape), value.reshape(shape), axes)
+        if not is_static(op.node, axes[0]):
+            raise Unsupported("the number of its features depends on the input's size")
+        return source.like(np.repeat(live, inner), np.repeat(value, inner), axes)
 
     def sizes(self, op: Op) -> list[Any] | None:
         """The sizes of a view or reshape; None for flatten, which has none."""
@@ -127,12 +129,12 @@ class View(Rule):
             out.define(op.node, source.node, source.keep)
             return
         keep = (source.keep[:, None] * inner + np.arange(inner)).reshape(-1)
-        sizes = self.sizes(op)
+        sizes = out.state.plain(self.sizes(op))
         if sizes is None:
             node = out.copy(op.node, {op.source: source.node})
         else:
             open_size = isinstance(sizes[axes[0]], fx.Node) or sizes[axes[0]] == -1
-            sizes[axes[0]] = -1 if open_size else len(keep)
+            sizes = [*sizes[: axes[0]], -1 if open_size else len(keep), *sizes[axes[0] + 1 :]]
             node = out.method("reshape", (source.node, *out.arguments(tuple(sizes))))
         out.define(op.node, node, keep)
 
@@ -174,7 +176,7 @@ class Permute(Rule):
         if others != sorted(others) or sorted(places) != list(source.axes):
             raise Unsupported("it moves other axes while channels are split over two")
         turn = list(np.argsort(places))
-        return Channels(tuple(sorted(places)), source.live.transpose(turn), source.value.transpose(turn))
+        return source.like(source.live.transpose(turn), source.value.transpose(turn), tuple(sorted(places)))
 
     def backward(self, op: Op, state: Analysis) -> None:
         source = state.channels_of(op.source)
@@ -257,9 +259,9 @@ class PixelShuffle(Rule):
         source = state.channels_of(op.source)
         if source.axis != len(shape_of(op.source)) - 3:
             raise Unsupported("its input's channels are not where it expects them")
-        live, value = (x.reshape(-1, self.factor(op)) for x in (source.live, source.value))
+        live, value = source.live.reshape(-1, self.factor(op)), source.value.reshape(-1, self.factor(op))
         mixed = live.any(axis=1) | state.facts(op.name, "mixed", lambda: (value != value[:, :1]).any(axis=1))
-        return Channels(source.axes, mixed, np.where(mixed, 0, value[:, 0]))
+        return source.like(mixed, value[:, 0])
 
     def backward(self, op: Op, state: Analysis) -> None:
         wanted: Mask = np.repeat(state.need[op.node], self.factor(op))
@@ -286,10 +288,10 @@ class PixelUnshuffle(Rule):
         if source.axis != len(shape_of(op.source)) - 3:
             raise Unsupported("its input's channels are not where it expects them")
         f = self.factor(op)
-        return Channels(source.axes, np.repeat(source.live, f), np.repeat(source.value, f))
+        return source.like(np.repeat(source.live, f), np.repeat(source.value, f))
 
     def backward(self, op: Op, state: Analysis) -> None:
-        state.want(op.source, state.need[op.node].reshape(-1, self.factor(op)).any(axis=1))
+        state.want(op.source, np.asarray(state.need[op.node].reshape(-1, self.factor(op)).any(axis=1)))
 
     def emit(self, op: Op, out: Rewriter) -> None:
         source, f = out.physical(op.source), self.factor(op)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asfp.compaction.channels import Channels, Labels, Mask, Values
+from asfp.compaction.channels import Channels, Labels, Mask, Unsupported, Values
 from asfp.compaction.layers import BorderBias
-from asfp.compaction.rules.base import Op, Rule, shape_of
+from asfp.compaction.rules.base import Op, Rule, shape_of, take
 
 if TYPE_CHECKING:
     from asfp.compaction.analyse import Analysis
@@ -77,10 +77,13 @@ class Weighted(Rule):
         """Whether a constant input gives the same number at every position."""
         if isinstance(module, TRANSPOSED):
             return False
-        padding = getattr(module, "padding", 0)
+        if getattr(module, "padding_mode", "zeros") != "zeros":
+            return True
+        padding: Any = getattr(module, "padding", 0)
         if isinstance(padding, str):
-            return padding == "valid" or all(k == 1 for k in module.kernel_size)  # type: ignore[union-attr]
-        return not np.any(padding) or getattr(module, "padding_mode", "zeros") != "zeros"
+            kernel: Any = module.kernel_size
+            return padding == "valid" or all(k == 1 for k in kernel)
+        return not np.any(padding)
 
     def forward(self, op: Op, state: Analysis) -> Channels:
         assert op.module is not None
@@ -172,6 +175,32 @@ class Weighted(Rule):
         border = BorderBias(kernel, conv.stride, padding, conv.dilation)
         out.note_folded(op, len(absent), "border")
         return out.insert(f"{op.node.target}_border", border, (result, source))
+
+
+class Border(Rule):
+    """y + a map that depends on positions alone, one for each channel: what an earlier compaction left behind."""
+
+    @staticmethod
+    def output(op: Op) -> Any:
+        return op.node.args[0]
+
+    def forward(self, op: Op, state: Analysis) -> Channels:
+        layer: Any = op.module
+        source = state.channels_of(self.output(op))
+        if source.axis != len(shape_of(op.node)) - len(layer.stride) - 1:
+            raise Unsupported("its input's channels are not where it expects them")
+        varies = state.facts(op.name, "varies", lambda: (layer.integral.flatten(1) != 0).any(1).cpu().numpy())
+        return source.like(source.live | varies, source.value)
+
+    def backward(self, op: Op, state: Analysis) -> None:
+        state.want(self.output(op), state.need[op.node])
+        state.exist(op.node.args[1])  # type: ignore[arg-type]
+
+    def emit(self, op: Op, out: Rewriter) -> None:
+        layer: Any = op.module
+        source = out.physical(self.output(op))
+        small = out.shrink(op, layer, {"integral": take(layer.integral, source.keep)})
+        out.define(op.node, out.call(op.node, small, source.node, out.some(op.node.args[1])), source.keep)  # type: ignore[arg-type]
 
 
 def _index(labels: Labels, device: torch.device) -> Tensor:
