@@ -3,6 +3,7 @@
 from asfp.artifact import load, save
 from asfp.compaction import Plan, Verification, compact, verify
 from asfp.errors import AsfpError, TraceError, VerificationError
+from asfp.export import export_onnx, export_openvino, export_pt2
 from asfp.measurement import Measurement, measure
 from asfp.models import create_model
 from asfp.pruner import HardPruner, SoftPruner
@@ -27,6 +28,9 @@ __all__ = [
     "__version__",
     "compact",
     "create_model",
+    "export_onnx",
+    "export_openvino",
+    "export_pt2",
     "load",
     "measure",
     "save",

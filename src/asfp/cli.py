@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,6 +88,25 @@ def measure(
     from asfp.measurement.command import measure_source
 
     typer.echo(measure_source(model, rate=rate, preset=preset, size=size, layers=layers, as_json=as_json))
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(help="A .safetensors file, resnet56, torchvision:NAME, or NAME@RATE, pruned.")
+    ],
+    to: Annotated[
+        list[str] | None, typer.Option(help="onnx, openvino or pt2; may be repeated. [default: onnx]")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(),
+    size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """Write a model for ONNX Runtime, OpenVINO or torch.export, and check it against torch."""
+    from asfp.export import export_source
+
+    written = export_source(model, to or ["onnx"], output, size)
+    typer.echo(json.dumps([x.to_dict() for x in written]) if as_json else "\n".join(map(str, written)))
 
 
 @app.command()

@@ -130,8 +130,11 @@ def resize(shape: tuple[int, ...], size: str | None) -> tuple[int, ...]:
 
 
 def _nothing_zero(model: nn.Module) -> None:
-    """A fresh model often begins with zero norms and biases; a trained one has none, and neither has this one."""
+    """A fresh model often begins with zero norms and shifts; a trained one has none, and neither has this one.
+
+    So its zero filters make constants, as they do after training, and a benchmark pays for what folding those costs.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point() and not bool(parameter.any()):
-                parameter.uniform_(0.1, 0.2)
+                parameter.uniform_(-0.2, 0.2)

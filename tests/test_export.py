@@ -1,0 +1,252 @@
+"""Exported files compute what torch computes, with other sizes too; what cannot be, is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import asfp
+from asfp.cli import app
+from asfp.compaction import CompactModule
+from asfp.compaction.layers import BorderBias
+from asfp.export import Exported
+from asfp.folding import fold_batch_norms
+from asfp.sources import build, parse_source
+
+Export = Callable[[nn.Module, Path, Tensor], Exported]
+EXPORTS: dict[str, Export] = {".onnx": asfp.export_onnx, ".xml": asfp.export_openvino, ".pt2": asfp.export_pt2}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.third, self.bn3 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.end = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.first(x)).relu()
+        x = (self.bn3(self.third(self.bn2(self.second(x)).relu())) + x).relu()
+        return self.end(x.mean((2, 3)))
+
+
+def scatter(model: nn.Module) -> nn.Module:
+    """Batch norms as after training, so that zero filters give constants."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.affine:
+                nn.init.uniform_(module.bias, -1, 1)
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def small() -> CompactModule:
+    torch.manual_seed(0)
+    model = scatter(Residual())
+    asfp.SoftPruner(model, 0.4, epochs=1).step(1)
+    compact = asfp.compact(model, torch.randn(1, 3, 12, 12))
+    assert any(isinstance(module, BorderBias) for module in compact.modules())
+    return compact
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_compact_model_with_other_batch_and_size(small: CompactModule, tmp_path: Path, suffix: str) -> None:
+    before = {name: value.clone() for name, value in small.state_dict().items()}
+    path = tmp_path / f"small{suffix}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = EXPORTS[suffix](small, path, torch.randn(1, 3, 12, 12))
+    assert found.dynamic == ("batch", "size")
+    assert found.relative <= 1e-5
+    assert found.cases == 4
+    assert found.bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert all(torch.equal(before[name], value) for name, value in small.state_dict().items())
+    x = torch.randn(5, 3, 17, 23)
+    torch.testing.assert_close(RUN[suffix](path, x), small(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def run_onnx(path: Path, x: Tensor) -> Tensor:
+    import onnx
+    import onnxruntime
+
+    graph = onnx.load(path).graph
+    assert "BatchNormalization" not in {node.op_type for node in graph.node}
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+def run_openvino(path: Path, x: Tensor) -> Tensor:
+    import openvino
+
+    model = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return torch.from_numpy(np.array(model(x.numpy())[0]))
+
+
+def run_pt2(path: Path, x: Tensor) -> Tensor:
+    result = torch.export.load(path).module()(x).detach()
+    assert isinstance(result, Tensor)
+    return result
+
+
+RUN = {".onnx": run_onnx, ".xml": run_openvino, ".pt2": run_pt2}
+
+
+def test_a_model_for_one_size_keeps_its_batch_open(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    found = asfp.export_onnx(net, tmp_path / "net.onnx", torch.zeros(1, 3, 8, 8))
+    assert found.dynamic == ("batch",)
+    assert found.cases == 3
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, suffix: str) -> None:
+    class Random(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(asfp.VerificationError, match="differs from torch by"):
+        EXPORTS[suffix](Random(), tmp_path / f"net{suffix}", torch.zeros(1, 3, 8, 8))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"), [("onnx", "onnxruntime"), ("onnx", "onnxscript"), ("openvino", "openvino")]
+)
+def test_a_missing_extra_is_named_with_the_command(tmp_path: Path, extra: str, module: str) -> None:
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\n"  # as if it were not installed
+        f"import asfp, torch\n"
+        f"try: asfp.export_{extra}(torch.nn.ReLU(), {str(tmp_path / 'x')!r}, torch.zeros(1))\n"
+        f"except asfp.AsfpError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"this needs {module}, which is not installed: pip install 'asfp[{extra}]'\n"
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    net, x = nn.Conv2d(3, 4, 1), torch.zeros(1, 3, 4, 4)
+    with pytest.raises(asfp.AsfpError, match=r"must be a file that ends in \.onnx, e\.g\. net\.onnx"):
+        asfp.export_onnx(net, tmp_path / "net.xml", x)
+    with pytest.raises(asfp.AsfpError, match="there is no folder"):
+        asfp.export_pt2(net, tmp_path / "gone" / "net.pt2", x)
+    with pytest.raises(asfp.AsfpError, match="tensors for its positional arguments"):
+        asfp.export_pt2(net, tmp_path / "net.pt2", {"input": x})
+    with pytest.raises(asfp.AsfpError, match=r"cannot be exported to \.pt2"):
+        asfp.export_pt2(net, tmp_path / "net.pt2", torch.zeros(1, 4, 4, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- folding
+
+
+class Everything(nn.Module):
+    """Layers that fold, and layers that must not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.n1 = nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6)
+        self.deep, self.n2 = nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6, affine=False)
+        self.up, self.n3 = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.BatchNorm2d(4)
+        self.grouped, self.n4 = nn.ConvTranspose2d(4, 4, 2, groups=2), nn.BatchNorm2d(4)
+        self.twice, self.n5 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.read, self.n6 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.linear, self.n7 = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.rows, self.n8 = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.n3(self.up(self.n2(self.deep(self.n1(self.plain(x))).relu())))
+        x = self.n4(self.grouped(x))
+        x = self.n5(self.twice(self.twice(x)))
+        y = self.read(x)
+        x = self.n6(y) + y
+        x = self.n7(self.linear(x.mean((2, 3))))
+        return self.n8(self.rows(x[:, :, None] * torch.ones(4)))
+
+
+def test_folding_is_exact_and_folds_what_it_can() -> None:
+    model = scatter(Everything()).double()
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    folded = fold_batch_norms(model, x)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+    left = {name for name, module in folded.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    assert left == {"n4", "n5", "n6", "n8"}
+
+
+def test_folding_takes_border_corrections_along(small: CompactModule) -> None:
+    model = small.double()
+    folded = fold_batch_norms(model, torch.zeros(1, 3, 12, 12, dtype=torch.float64))
+    assert any(isinstance(module, BorderBias) for module in folded.modules())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    x = torch.randn(3, 3, 15, 8, dtype=torch.float64)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+    small.float()
+
+
+# -- the command
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_command_exports_a_saved_model(tmp_path: Path) -> None:
+    model, _ = build(parse_source("resnet8@0.4"))
+    assert isinstance(model, CompactModule)
+    asfp.save(model, tmp_path / "small.safetensors", model="resnet8")
+    code, out, err = call(str(tmp_path / "small.safetensors"), "--to", "onnx", "--output", str(tmp_path), "--json")
+    assert (code, err) == (0, "")
+    (written,) = json.loads(out)
+    assert written["path"] == str(tmp_path / "small.onnx")
+    assert written["relative"] < 1e-5
+    assert written["dynamic"] == ["batch", "size"]
+    x = torch.randn(2, 3, 40, 36)
+    torch.testing.assert_close(run_onnx(tmp_path / "small.onnx", x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet8", "--to", "tensorrt"], "there is no format 'tensorrt'"),
+        (["resnet88"], "no model is named 'resnet88'"),
+        (["resnet8", "--output", "gone"], "there is no folder 'gone'"),
+        (["gone.safetensors"], "there is no file"),
+    ],
+)
+def test_command_mistakes(arguments: list[str], message: str) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet56@0.4",
+        "vgg16@0.4",
+        *(f"torchvision:{n}@0.3" for n in ("resnet18", "resnet34", "resnet50", "mobilenet_v2", "densenet121")),
+    ],
+)
+def test_the_networks_of_the_papers(tmp_path: Path, name: str, suffix: str) -> None:
+    model, example = build(parse_source(name))
+    found = EXPORTS[suffix](model, tmp_path / f"model{suffix}", example)
+    assert found.dynamic == ("batch", "size")
+    assert found.relative <= 1e-4
