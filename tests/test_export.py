@@ -169,13 +169,13 @@ class Everything(nn.Module):
         self.rows, self.n8 = nn.Linear(4, 4), nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.n3(self.up(self.n2(self.deep(self.n1(self.plain(x))).relu())))
+        x = self.n3(self.up(self.n2(self.deep(self.n1(self.plain(x)))).relu()))
         x = self.n4(self.grouped(x))
         x = self.n5(self.twice(self.twice(x)))
         y = self.read(x)
         x = self.n6(y) + y
         x = self.n7(self.linear(x.mean((2, 3))))
-        return self.n8(self.rows(x[:, :, None] * torch.ones(4)))
+        return self.n8(self.rows(x[:, :, None].expand(-1, -1, 4)))
 
 
 def test_folding_is_exact_and_folds_what_it_can() -> None:

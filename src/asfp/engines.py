@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ def run_onnx(path: Path, threads: int = 0, shape: tuple[int, ...] | None = None)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # else it slows down what runs next
     for open_size, n in zip(onnx_shape(path) if shape else (), shape or (), strict=True):
         if isinstance(open_size, str):
             options.add_free_dimension_override_by_name(open_size, n)
@@ -110,3 +114,16 @@ def tensors_of(tree: Any) -> list[Tensor]:
     2
     """
     return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without what exporters and compilers say on the way: the outcome is all that the user needs to know."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(level)

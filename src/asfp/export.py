@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asfp.compaction.verify import distance
-from asfp.engines import Runner, needs, run_onnx, run_openvino, run_pt2, tensors_of
+from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
 from asfp.folding import fold_batch_norms
 from asfp.trace import Example, as_arguments
@@ -131,7 +128,7 @@ def _export(
     deployed = fold_batch_norms(reference, inputs)
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name
-        with _quietly():
+        with quietly():
             dynamic, worst, relative, cases = _first_that_works(reference, deployed, inputs, part, write, load)
         files = [part.with_suffix(suffix) for suffix in suffixes]
         size = sum(file.stat().st_size for file in files)
@@ -239,19 +236,6 @@ def _inputs(model: nn.Module, example_inputs: Example) -> tuple[Tensor, ...]:
         )
     one = all(x.ndim > 1 and x.shape[0] == 1 for x in args)
     return tuple((torch.cat([x, x]) if one else x).detach().cpu() for x in args)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """What exporters say on the way: the outcome is checked, and is all that the user needs to know."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(level)
 
 
 FORMATS: Mapping[str, tuple[str, Callable[[nn.Module, Path, Tensor], Exported]]] = {
