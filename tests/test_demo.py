@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from asfp import AsfpError, AsymptoticSchedule
+from asfp.artifact import load
 from asfp.data import ImageData, digits
 from asfp.demo import METHODS, DemoSettings, EpochRecord, run_demo, train_method
 
@@ -56,7 +57,15 @@ def test_run_writes_table_record_and_picture(tmp_path: Path) -> None:
     assert record["made_with"]["torch"] == torch.__version__
     assert record["methods"][2]["epochs"][1]["after"] == asfp.after
     assert result.picture.read_bytes().startswith(b"\x89PNG\r\n")
-    assert sorted(p.name for p in result.picture.parent.iterdir()) == ["demo.json", "demo.png"]
+    written = sorted(p.name for p in result.picture.parent.iterdir())
+    assert written == ["compact.safetensors", "demo.json", "demo.png"]
+
+    assert result.compact is not None
+    assert result.compact.compact_accuracy == result.compact.masked_accuracy == asfp.after
+    assert result.compact.compact_macs < 0.5 * result.compact.masked_macs
+    assert record["compact"]["compact_macs"] == result.compact.compact_macs
+    assert "equal: largest difference" in text
+    assert load(result.compact.file).plan.macs_after == result.compact.compact_macs
 
 
 def test_pruned_filters_are_zero_in_the_returned_model(small: ImageData) -> None:

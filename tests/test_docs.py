@@ -10,12 +10,13 @@ import pytest
 
 import asfp
 
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = sorted(m.name for m in pkgutil.walk_packages(asfp.__path__, "asfp.") if not m.name.endswith("__main__"))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    failures, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    failures, _ = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
     assert failures == 0
 
 

@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
 from asfp.errors import TraceError
 
@@ -158,11 +158,17 @@ class _ShapedProxy(fx.Proxy):
             return iter(val)
         if val is _MISSING or not hasattr(val, "__len__"):
             return super().__iter__()
-        return (self[i] for i in range(len(val)))  # type: ignore[index]
+        return (self[i] for i in range(len(val)))
 
     def __len__(self) -> int:
         val = self.val
         return super().__len__() if val is _MISSING else len(val)
+
+    def __getitem__(self, key: Any) -> Any:
+        val = self.val
+        if isinstance(key, slice) and isinstance(val, (tuple, list)):
+            return tuple(self[i] for i in range(*key.indices(len(val))))
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
@@ -181,6 +187,24 @@ class _ShapedProxy(fx.Proxy):
         if not isinstance(val, (int, float)):
             raise TypeError(f"{self.node.format_node()} depends on the input's values and cannot become a number")
         return float(val)
+
+    def _augmented(self, function: Any, other: Any) -> Any:
+        """`x += y` writes into a tensor, which others may hold; a number it replaces."""
+        if isinstance(self.val, Tensor):
+            return self.tracer.create_proxy("call_function", function, (self, other), {})
+        return NotImplemented
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._augmented(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._augmented(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._augmented(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._augmented(operator.itruediv, other)
 
 
 class _ShapedAttribute(_ShapedProxy):
@@ -211,6 +235,7 @@ class _ShapeTracer(fx.Tracer):
         self.leaf_names = {leaf for leaf in leaf_modules if isinstance(leaf, str)}
         self.fake: FakeTensorMode | None = None
         self.supplied: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {}
         self.evaluating = False
 
     def run(self, model: nn.Module, supplied: dict[str, Any] | None) -> fx.Graph:
@@ -224,6 +249,7 @@ class _ShapeTracer(fx.Tracer):
                 self.supplied = supplied
                 defaults = inspect.signature(model.forward).parameters.values()
                 concrete = {p.name: p.default for p in defaults if p.name not in supplied and p.default is not p.empty}
+                self.defaults = concrete
                 for owner, functions in _RECORDED.items():
                     for name in functions:
                         recorded = self._recorded(getattr(owner, name))
@@ -266,7 +292,7 @@ class _ShapeTracer(fx.Tracer):
         previous, self.evaluating = self.evaluating, True
         try:
             if node.op == "placeholder":
-                return self._fake(self.supplied.get(str(node.target).lstrip("*"), None))
+                return self._fake(self._argument(str(node.target).lstrip("*")))
             if node.op == "get_attr":
                 return self._fake(_attribute(self.root, str(node.target)))
             if node.op == "call_module":
@@ -278,17 +304,43 @@ class _ShapeTracer(fx.Tracer):
         finally:
             self.evaluating = previous
 
+    def _argument(self, name: str) -> Any:
+        """What an input of the graph stands for: the example, or a default (fx numbers those: `scale_1`)."""
+        return self.supplied[name] if name in self.supplied else self.defaults.get(name.rpartition("_")[0])
+
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A leaf on fake values; in training, on fake buffers too, since batch norm would count this as a batch."""
         buffers = dict(module.named_buffers()) if module.training else {}
-        if not buffers:
-            return module.forward(*args, **kwargs)  # no hooks: some would store fake tensors in the module
-        return torch.func.functional_call(module, self._fake(buffers), args, kwargs)
+        if buffers:
+            return torch.func.functional_call(module, self._fake(buffers), args, kwargs)
+        assert self.fake is not None
+        return run_fake(self.fake, module, args, kwargs)
 
     def _fake(self, value: Any) -> Any:
         assert self.fake is not None
-        fake = self.fake
-        return torch.utils._pytree.tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, value)
+        return _fakes(self.fake, value)
+
+
+def run_fake(mode: FakeTensorMode, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A module's forward on fake values; one that looks at values is run on zeros, for the shape of its result.
+
+    Forward, and not the module: some hooks would store fake tensors in it.
+    """
+    try:
+        return module.forward(*args, **kwargs)
+    except DataDependentOutputException:
+        with unset_fake_temporarily(), torch.no_grad():
+            real = torch.utils._pytree.tree_map(_zeros, (args, kwargs))
+            result = module.forward(*real[0], **real[1])
+        return _fakes(mode, result)
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros(value.shape, dtype=value.dtype, device=value.device) if isinstance(value, Tensor) else value
+
+
+def _fakes(mode: FakeTensorMode, value: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, value)
 
 
 @contextmanager

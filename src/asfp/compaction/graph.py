@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asfp.trace import Example, Leaf, copy_of, fake_mode, trace, writes_in_place
+from asfp.trace import Example, Leaf, copy_of, fake_mode, run_fake, trace, writes_in_place
 
 _OUT_OF_PLACE = {
     operator.iadd: operator.add,
@@ -33,6 +34,7 @@ def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf,
     """Trace a copy of the model in evaluation mode, and bring it into the form that the rules expect."""
     traced = trace(copy_of(model).eval(), example_inputs, leaf_modules)
     _without_effects(traced)
+    _sizes_one_by_one(traced)
     _work_out_parameters(traced)
     _as_modules(traced)
     traced.graph.eliminate_dead_code()
@@ -43,6 +45,13 @@ def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf,
 
 class _Shapes(fx.Interpreter):
     """Runs the graph on fake tensors, and notes each value beside the first one."""
+
+    def __init__(self, traced: fx.GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(traced)
+        self.mode = mode
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return run_fake(self.mode, self.fetch_attr(target), args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         n.meta["other"] = value = super().run_node(n)
@@ -56,10 +65,10 @@ def _second_look(traced: fx.GraphModule) -> None:
     """
     inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
     for batch, scale in ((1, 2), (1, 1), (0, 1)):
-        with fake_mode():
+        with fake_mode() as mode:
             examples = [_resized(n.meta["val"], batch, scale) for n in inputs]
             try:
-                _Shapes(traced).run(*examples)
+                _Shapes(traced, mode).run(*examples)
                 return
             except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
                 continue
@@ -143,6 +152,24 @@ def _function_out_of_place(node: fx.Node) -> None:
         return
     node.kwargs = {**node.kwargs, "inplace": False}
     node.args = tuple(a for a in node.args if a is not True)
+
+
+def _sizes_one_by_one(traced: fx.GraphModule) -> None:
+    """x.view(y.shape) as x.view(y.shape[0], y.shape[1], ...): then one of the sizes can change."""
+    graph = traced.graph
+    for node in list(graph.nodes):
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if name not in ("view", "reshape", "expand") or len(node.args) != 2 or not isinstance(node.args[1], fx.Node):
+            continue
+        whole = node.args[1]
+        if not isinstance(whole.meta.get("val"), torch.Size):
+            continue
+        sizes = []
+        with graph.inserting_before(node):
+            for i, n in enumerate(whole.meta["val"]):
+                sizes.append(graph.call_function(operator.getitem, (whole, i)))
+                sizes[-1].meta["val"] = n
+        node.args = (node.args[0], tuple(sizes))
 
 
 def _work_out_parameters(traced: fx.GraphModule) -> None:

@@ -56,7 +56,16 @@ class FoldedPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `asfp.compact` did. `facts` are its findings about the weights, enough to do it again without them."""
+    """What `asfp.compact` did. `facts` are its findings about the weights, enough to do it again without them.
+
+    >>> import asfp, torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 4, 1))
+    >>> _ = model[0].weight.data[:4].zero_()
+    >>> print(asfp.compact(model, torch.zeros(1, 3, 8, 8)).plan.summary())
+    Sequential: 8,928 MACs -> 4,464 (-50.00 %)
+      2 of 2 layers smaller
+      4 constant channels folded into 1 biases
+    """
 
     model: str
     inputs: tuple[tuple[int, ...], ...]
@@ -119,7 +128,8 @@ class Plan:
         if self.folded:
             count = sum(f.channels for f in self.folded)
             biases = len(self.folded) - self.corrections
-            lines.append(f"  {count} constant inputs folded: {biases} biases, {self.corrections} border corrections")
+            where = [f"{n} {kind}" for n, kind in ((biases, "biases"), (self.corrections, "border corrections")) if n]
+            lines.append(f"  {count} constant channels folded into {' and '.join(where)}")
         if self.layouts:
             kinds = sorted(set(self.layouts.values()))
             counts = ", ".join(f"{sum(v == k for v in self.layouts.values())} {k}" for k in kinds)

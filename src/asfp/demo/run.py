@@ -17,13 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from asfp.data import digits
+from asfp.demo.compaction import report, shrink
 from asfp.demo.training import IMAGE_SIZE, METHODS, MODEL, DemoResult, DemoSettings, EpochRecord, train_method
 from asfp.errors import AsfpError
 from asfp.version import __version__
 
+LEGEND = (
+    "before, after  test accuracy around the last pruning\n"
+    "regrown        share of the zeroed filters that are not zero one epoch later: mean, last\n"
+)
+
 
 def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResult:
-    """Train dense, SFP and ASFP on the digits; show a table; write `demo.json` and `demo.png` into `settings.output`.
+    """Train dense, SFP and ASFP on the digits; show a table; compact ASFP's network; write all into `settings.output`.
 
     The record is written after each method, so an interrupted run keeps those that were finished.
 
@@ -32,7 +38,7 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResu
     ...     settings = DemoSettings(epochs=1, output=Path(folder))
     ...     result = run_demo(settings, Console(file=io.StringIO()))
     ...     sorted(p.name for p in Path(folder).iterdir())
-    ['demo.json', 'demo.png']
+    ['compact.safetensors', 'demo.json', 'demo.png']
     >>> [m.method for m in result.methods]
     ['dense', 'SFP', 'ASFP']
     """
@@ -52,7 +58,7 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResu
             bars = {method: _bar(progress, method, settings.epochs) for method in METHODS}
             for method, bar in bars.items():
                 progress.start_task(bar)
-                _, trained = train_method(method, settings, data, partial(_advance, progress, bar))
+                model, trained = train_method(method, settings, data, partial(_advance, progress, bar))
                 progress.stop_task(bar)
                 result = replace(result, methods=(*result.methods, trained))
                 _write_record(result)
@@ -67,6 +73,11 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResu
 
     draw(result)
     console.print(results_table(result))
+    console.print(LEGEND, highlight=False)
+    _, compacted, plan, found = shrink(result.methods[-1].method, model, data, settings.output)
+    result = replace(result, compact=compacted)
+    _write_record(result)
+    console.print(report(compacted, plan, found), soft_wrap=True, highlight=False)
     console.print(_next_steps(result), soft_wrap=True, highlight=False)
     return result
 
@@ -95,9 +106,7 @@ def results_table(result: DemoResult) -> Table:
 def _next_steps(result: DemoResult) -> str:
     rate, epochs = result.settings.rate, result.settings.epochs
     return (
-        "before, after  test accuracy around the last pruning\n"
-        "regrown        share of the zeroed filters that are not zero one epoch later: mean, last\n\n"
-        f"picture        {result.picture}\n"
+        f"\npicture        {result.picture}\n"
         f"record         {result.record}\n\n"
         f"Next, try a harder goal:\n    {_command()} demo --rate {min(0.9, rate + 0.2):.1f}\n"
         "or prune your own network, in your own training loop:\n"

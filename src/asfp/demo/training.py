@@ -102,6 +102,23 @@ class MethodResult:
 
 
 @dataclass(frozen=True)
+class CompactResult:
+    """A pruned network before (`masked`: full width, full of zeros) and after compaction."""
+
+    method: str
+    masked_accuracy: float
+    compact_accuracy: float
+    masked_macs: int
+    compact_macs: int
+    masked_parameters: int
+    compact_parameters: int
+    max_abs_diff: float
+    relative: float
+    file: Path
+    file_bytes: int
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """What the demo measured, and where it wrote it."""
 
@@ -109,6 +126,7 @@ class DemoResult:
     methods: tuple[MethodResult, ...]
     record: Path
     picture: Path
+    compact: CompactResult | None = None
 
 
 def train_method(
@@ -143,12 +161,12 @@ def train_method(
     start = time.perf_counter()
     for epoch in range(1, settings.epochs + 1):
         _train_epoch(model, optimiser, decay, batches(data.train_images, data.train_labels, BATCH, order))
-        before = _accuracy(model, data)
+        before = accuracy(model, data)
         if pruner is None:
             record = EpochRecord(epoch, rate=0.0, before=before, after=before, zeroed=0, regrown=0.0)
         else:
             step = pruner.step(epoch)
-            record = EpochRecord(epoch, step.rate, before, _accuracy(model, data), step.zeroed, step.regrown)
+            record = EpochRecord(epoch, step.rate, before, accuracy(model, data), step.zeroed, step.regrown)
         records.append(record)
         on_epoch(record)
     filters = sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))
@@ -171,7 +189,12 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, data: ImageData) -> float:
-    """The share of test images whose highest logit is that of their label."""
+def accuracy(model: nn.Module, data: ImageData) -> float:
+    """The share of test images whose highest logit is that of their label.
+
+    >>> from asfp.data import digits
+    >>> 0 <= accuracy(create_model(MODEL, in_channels=1), digits(size=8)) <= 1
+    True
+    """
     model.eval()
     return (model(data.test_images).argmax(1) == data.test_labels).float().mean().item()

@@ -68,7 +68,7 @@ class Arithmetic(Rule):
         if arg.op == "get_attr":
             vector = state.attribute(arg)
             if vector.is_floating_point() and vector.numel() == 1:
-                return Operand(arg, "number", ~ones, np.full(size, float(vector)))
+                return Operand(arg, "number", ~ones, np.full(size, vector.detach().item()))
             if vector.numel() == size and len(shape) >= -axis and shape[axis] == size and vector.is_floating_point():
                 return Operand(arg, "parameter", ~ones, vector.detach().double().reshape(-1).cpu().numpy())
             raise Unsupported("it adds or multiplies a tensor of parameters")
