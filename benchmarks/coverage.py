@@ -36,14 +36,16 @@ def row(name: str) -> str:
         model = make(short)
     else:
         model = zero_filters(asfp.create_model(name)).eval()
-    model.double()
+    exact = sum(p.numel() for p in model.parameters()) < 3e8  # the largest takes too much memory in float64
+    dtype = torch.float64 if exact else torch.float32
+    model.to(dtype)
     size = 128 if any(k in short for k in ("inception", "nasnet", "xception", "nfnet")) else 64
     try:
-        small = asfp.compact(model, torch.randn(2, 3, size, size, dtype=torch.float64), check=False).eval()
+        small = asfp.compact(model, torch.randn(2, 3, size, size, dtype=dtype), check=False).eval()
     except asfp.AsfpError as error:
         return f"| {name} | not compacted: {str(error)[:80]} | | | |"
-    cases = [((torch.randn(n, 3, size, size, dtype=torch.float64),), {}) for n in (1, 3)]
-    larger = torch.randn(1, 3, size + 32, size + 32, dtype=torch.float64)
+    cases = [((torch.randn(n, 3, size, size, dtype=dtype),), {}) for n in (1, 3)]
+    larger = torch.randn(1, 3, size + 32, size + 32, dtype=dtype)
     try:
         with torch.no_grad():
             model(larger)
@@ -71,10 +73,11 @@ def main() -> None:
         "# Which networks compact, and how far",
         "",
         "Made by `python benchmarks/coverage.py`, which says what is done and compared. *Equal* gives the largest",
-        "difference in float64, relative to the range of the original's output; *inputs* how many batch and image",
-        "sizes were compared; *saved* the multiply-adds that went, of 30 % zero filters at random places; *barriers*",
-        "the operations that keep their inputs at full width. Grouped convolutions save little here: zeros at random",
-        "places leave their groups uneven, and constants in front of a zero-padded grouped convolution have to stay.",
+        "difference in float64 (float32 for the largest network), relative to the range of the original's output;",
+        "*inputs* how many batch and image sizes were compared; *saved* the multiply-adds that went, of 30 % zero",
+        "filters at random places; *barriers* the operations that keep their inputs at full width. Grouped convolutions",
+        "save little here: zeros at random places leave their groups uneven, and constants in front of a zero-padded",
+        "grouped convolution have to stay.",
         "",
         f"torch {torch.__version__.split('+')[0]}, {len(names)} networks.",
         "",

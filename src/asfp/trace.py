@@ -92,8 +92,10 @@ def _has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or writes_in_place(node)
 
 
-def copy_of(model: nn.Module) -> nn.Module:
+def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
     """A deep copy, also of a model that keeps computed tensors (as pruning by hooks and weight norm do).
+
+    With `share_tensors` the copy has modules of its own, but the model's parameters and buffers.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.ln_structured(nn.Conv2d(3, 8, 3), "weight", amount=0.5, n=2, dim=0)
@@ -101,8 +103,10 @@ def copy_of(model: nn.Module) -> nn.Module:
     4
     """
     kept = (value for module in model.modules() for value in vars(module).values())
-    computed = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
-    return copy.deepcopy(model, dict(computed))
+    known = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
+    if share_tensors:
+        known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, known)
 
 
 def as_arguments(example_inputs: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

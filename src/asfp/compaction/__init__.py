@@ -79,7 +79,7 @@ def apply(
     if example_inputs is None:
         sample = next(model.parameters(), torch.zeros(0))
         example_inputs = tuple(torch.zeros(s, dtype=sample.dtype, device=sample.device) for s in plan.inputs)
-    traced = _program(model, example_inputs, leaf_modules)
+    traced = _program(copy_of(model), example_inputs, leaf_modules)
     if signature(traced) != plan.signature:
         raise AsfpError(
             f"this plan was made for another architecture ({plan.model}) than the given {type(model).__name__}: "

@@ -31,8 +31,11 @@ _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.B
 
 
 def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf, ...]) -> fx.GraphModule:
-    """Trace a copy of the model in evaluation mode, and bring it into the form that the rules expect."""
-    traced = trace(copy_of(model).eval(), example_inputs, leaf_modules)
+    """Trace a copy of the model in evaluation mode, and bring it into the form that the rules expect.
+
+    The copy has the model's own tensors: they are cut, never written to.
+    """
+    traced = trace(copy_of(model, share_tensors=True).eval(), example_inputs, leaf_modules)
     _without_effects(traced)
     _sizes_one_by_one(traced)
     _work_out_parameters(traced)
