@@ -75,7 +75,7 @@ def main() -> None:
         "Made by `python benchmarks/coverage.py`, which says what is done and compared. *Equal* gives the largest",
         "difference in float64 (float32 for the largest network), relative to the range of the original's output;",
         "*inputs* how many batch and image sizes were compared; *saved* the multiply-adds that went, of 30 % zero",
-        "filters at random places; *barriers* the operations that keep their inputs at full width. Grouped convolutions",
+        "filters at random places; *barriers* the operations that keep inputs at full width. Grouped convolutions",
         "save little here: zeros at random places leave their groups uneven, and constants in front of a zero-padded",
         "grouped convolution have to stay.",
         "",

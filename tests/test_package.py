@@ -22,6 +22,15 @@ def test_import_is_light() -> None:
     assert done.stdout.split() == []
 
 
+def test_names_load_when_they_are_used() -> None:
+    code = "import asfp, sys; early = 'torch' in sys.modules; asfp.SoftPruner; asfp.trace.trace; print(early)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+    assert set(asfp._HOMES) | {"__version__"} == set(asfp.__all__) <= set(dir(asfp))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        asfp.nothing  # noqa: B018
+
+
 def test_version_is_the_installed_one() -> None:
     assert asfp.__version__ == metadata.version("asfp")
 

@@ -250,6 +250,7 @@ def test_borders_are_exact_for_every_size_and_stride() -> None:
         model.double().eval()
         small = asfp.compact(model, torch.randn(1, 2, size, size, generator=g, dtype=torch.float64))
         assert small.plan.corrections == 1
+        assert [f.additions for f in small.plan.folded] == [model(torch.zeros(1, 2, size, size).double()).numel()]
         assert_equal(model, small, *((1, 2, h, w) for h in range(size, size + 5) for w in (size, size + 3)))
 
 

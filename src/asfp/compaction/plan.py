@@ -47,11 +47,15 @@ class BarrierPlan:
 
 @dataclass(frozen=True)
 class FoldedPlan:
-    """Constant input channels that a layer no longer reads: `how` is "bias" (free) or "border" (one addition more)."""
+    """Constant input channels that a layer no longer reads.
+
+    `how` is "bias", which is free, or "border", which costs so many `additions` a sample of the example's size.
+    """
 
     layer: str
     channels: int
     how: str
+    additions: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,9 @@ class Plan:
             count = sum(f.channels for f in self.folded)
             biases = len(self.folded) - self.corrections
             where = [f"{n} {kind}" for n, kind in ((biases, "biases"), (self.corrections, "border corrections")) if n]
-            lines.append(f"  {count} constant channels folded into {' and '.join(where)}")
+            cost = sum(f.additions for f in self.folded)
+            price = f" ({cost:,} additions)" if cost else ""
+            lines.append(f"  {count} constant channels folded into {' and '.join(where)}{price}")
         if self.layouts:
             kinds = sorted(set(self.layouts.values()))
             counts = ", ".join(f"{sum(v == k for v in self.layouts.values())} {k}" for k in kinds)
@@ -158,7 +164,10 @@ class Plan:
         console.print(table)
         for title, rows in (
             ("Barriers", [f"{b.name}: {b.operation}: {b.reason}" for b in self.barriers]),
-            ("Constants folded", [f"{f.layer}: {f.channels} channels into the {f.how}" for f in self.folded]),
+            (
+                "Constants folded",
+                [f"{f.layer}: {f.channels} channels into the {f.how}, {f.additions:,} additions" for f in self.folded],
+            ),
             ("Additions", [f"{name}: {how}" for name, how in self.layouts.items()]),
         ):
             if rows:

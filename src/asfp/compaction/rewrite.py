@@ -39,7 +39,7 @@ class Rewriter:
         self.physicals: dict[fx.Node, Physical] = {}
         self.plain: dict[fx.Node, Any] = {}
         self.fetched: dict[tuple[fx.Node, bytes], fx.Node] = {}
-        self.folded: list[tuple[str, int, str]] = []
+        self.folded: list[tuple[str, int, str, int]] = []
         self.layouts: dict[str, str] = {}
         floating = (p for p in state.traced.parameters() if p.is_floating_point())
         sample = next(floating, torch.zeros(0))
@@ -217,8 +217,8 @@ class Rewriter:
 
     # notes for the plan
 
-    def note_folded(self, op: Op, channels: int, how: str) -> None:
-        self.folded.append((str(op.node.target), channels, how))
+    def note_folded(self, op: Op, channels: int, how: str, additions: int) -> None:
+        self.folded.append((str(op.node.target), channels, how, additions))
 
     def note_layout(self, op: Op, how: str) -> None:
         self.layouts[op.name] = how

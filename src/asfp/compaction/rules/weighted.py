@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,7 @@ class Weighted(Rule):
             if facts(op.name, "shift", lambda: np.array([bool((shift != 0).any())]))[0]:
                 bias = shift if filters.bias is None else filters.bias.detach()[_index(rows, device)].double() + shift
                 module.bias = nn.Parameter(bias.to(dtype))
-                out.note_folded(op, len(absent), "bias")
+                out.note_folded(op, len(absent), "bias", 0)
             return result
         response = filters.response(absent, values, rows)
         if not facts(op.name, "border", lambda: np.array([bool((response != 0).any())]))[0]:
@@ -173,7 +174,8 @@ class Weighted(Rule):
         if isinstance(padding, str):  # "same": stride 1, the odd element of the padding comes last
             padding = tuple(d * (k - 1) // 2 for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
         border = BorderBias(kernel, conv.stride, padding, conv.dilation)
-        out.note_folded(op, len(absent), "border")
+        positions = math.prod(shape_of(op.node)[-len(conv.kernel_size) :])
+        out.note_folded(op, len(absent), "border", len(rows) * positions)
         return out.insert(f"{op.node.target}_border", border, (result, source))
 
 
