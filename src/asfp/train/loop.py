@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from asfp.errors import AsfpError
 from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
-from asfp.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from asfp.train.checkpoint import Progress, load_checkpoint, read_newest, save_checkpoint
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import accuracy
 from asfp.train.journal import Journal
@@ -48,7 +48,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """
     if (done := config.folder / RECORD).exists():
         return _finished(config, json.loads(done.read_text(encoding="utf-8")))
-    fabric = start_fabric(config)
+    with _numerics():
+        return _train(config, start_fabric(config))
+
+
+def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     first = fabric.is_global_zero
     config.folder.mkdir(parents=True, exist_ok=True)
     parts = assemble(config, fabric)
@@ -113,7 +117,7 @@ def _train_epoch(
     config: TrainConfig, parts: Parts, progress: Progress, journal: Journal, epoch: int, stop: list[int]
 ) -> None:
     """All batches of an epoch, from the step that the progress is at."""
-    data, rank, world = parts.data, parts.fabric.global_rank, parts.fabric.world_size
+    data, world = parts.data, parts.fabric.world_size
     losses = torch.zeros(data.steps, device=parts.fabric.device)
     losses[: progress.step] = progress.losses.to(losses.device)[: progress.step]
     progress.losses = losses
@@ -127,20 +131,35 @@ def _train_epoch(
         if step % CHECK_EVERY == 0 or step == data.steps:
             _check_losses(config, progress, epoch)
         if step < data.steps and (stop or (every and step % every == 0)):
+            _check_losses(config, progress, epoch)
             _save(config, parts, progress)
             _leave(config, progress, stop)
-    assert rank < world
 
 
 def _check_losses(config: TrainConfig, progress: Progress, epoch: int) -> None:
     bad = (~progress.losses[: progress.step].isfinite()).nonzero()
     if len(bad):
         step = int(bad[0]) + 1
-        raise AsfpError(
-            f"the loss is {float(progress.losses[step - 1])} in epoch {epoch}, step {step}: training has diverged. The "
-            f"checkpoint in {config.folder} is from before; lower optimizer.lr (now {config.optimizer.lr:g}) and start "
-            "in another folder with output=..."
+        raise _diverged(config, f"the loss is {float(progress.losses[step - 1])}", epoch, step)
+
+
+def _check_weights(config: TrainConfig, parts: Parts, progress: Progress) -> None:
+    """So that a checkpoint is always one to go on from."""
+    state = [value for value in parts.model.state_dict().values() if value.is_floating_point() and value.numel()]
+    if not bool(torch.stack([value.abs().amax() for value in state]).isfinite().all()):
+        raise _diverged(
+            config, "there are weights that are not finite", progress.epoch + bool(progress.step), progress.step
         )
+
+
+def _diverged(config: TrainConfig, what: str, epoch: int, step: int) -> AsfpError:
+    saved = read_newest(config.folder)
+    last = f"is from the end of epoch {saved['progress']['epoch']}" if saved else "was not written yet"
+    at = f"epoch {epoch}, step {step}" if step else f"epoch {epoch}, after its last step"
+    return AsfpError(
+        f"{what} in {at}: training has diverged. The last good checkpoint in {config.folder} {last}; lower "
+        f"optimizer.lr (now {config.optimizer.lr:g}) and start in another folder with output=..."
+    )
 
 
 def _mean_loss(parts: Parts, progress: Progress) -> float:
@@ -155,7 +174,7 @@ def _share_buffers(parts: Parts) -> None:
 
 
 def _save(config: TrainConfig, parts: Parts, progress: Progress) -> None:
-    _check_losses(config, progress, progress.epoch + 1)
+    _check_weights(config, parts, progress)
     if parts.fabric.is_global_zero:
         save_checkpoint(config.folder, settings(config), parts, progress)
 
@@ -163,6 +182,18 @@ def _save(config: TrainConfig, parts: Parts, progress: Progress) -> None:
 def _leave(config: TrainConfig, progress: Progress, stop: list[int]) -> None:
     if stop and progress.epoch < config.epochs:
         raise Interrupted(f"Stopped after {progress}; run the same command again to go on from there.")
+
+
+@contextmanager
+def _numerics() -> Iterator[None]:
+    """Leaves torch's switches as they were; a run sets them."""
+    cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    before = cudnn.benchmark, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 @contextmanager

@@ -1,0 +1,218 @@
+"""A run that is killed, torn, interrupted or out of space goes on and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asfp import AsfpError
+from asfp.train import TrainConfig, config_from, train
+from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest
+from asfp.train.journal import read_metrics
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 4,
+    "model": {"name": "resnet8"},
+    "data": {"name": "digits", "size": 8, "batch": 64, "augment": "crop-flip"},
+    "optimizer": {"lr": 0.05, "milestones": [2, 3]},
+    "pruning": {"method": "asfp", "rate": 0.3},
+    "engine": {"accelerator": "cpu", "progress": "none", "checkpoint_steps": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Any]:
+    """Children that have everything imported already; single-threaded, as the suite."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["asfp.train.loop", "lightning.fabric", "torch.utils.tensorboard", "sklearn.datasets"]
+    )
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    yield context
+    os.environ.pop("OMP_NUM_THREADS")
+    if before is not None:
+        os.environ["OMP_NUM_THREADS"] = before
+
+
+def config_in(folder: Path, **changes: Any) -> TrainConfig:
+    return config_from(SETTINGS | {"output": str(folder)} | changes)
+
+
+def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(folder)]
+    return rows, torch.load(folder / "model.pt", weights_only=True)
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    (rows, weights), (other_rows, other_weights) = results(folder), results(other)
+    assert rows == other_rows
+    assert weights.keys() == other_weights.keys()
+    assert [name for name in weights if not torch.equal(weights[name], other_weights[name])] == []
+
+
+def run_child(processes: Any, config: TrainConfig, seconds: float | None = None) -> float:
+    """Train in another process, killed without warning after `seconds`; returns how long it took."""
+    child = processes.Process(target=train, args=(config,))
+    start = time.monotonic()
+    child.start()
+    child.join(seconds)
+    if child.is_alive():
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    elif seconds is None:
+        assert child.exitcode == 0
+    return time.monotonic() - start
+
+
+def kill_and_compare(processes: Any, tmp_path: Path, kills: int, seed: int) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_child(processes, config_in(tmp_path / "warm", epochs=1))  # the server starts
+    seconds = run_child(processes, config_in(whole))
+    moments = random.Random(seed)
+    for _ in range(kills):
+        run_child(processes, config_in(cut), moments.uniform(0.2, 0.9) * seconds)
+    run_child(processes, config_in(cut))
+    assert len(results(cut)[0]) == 4
+    assert_same(whole, cut)
+
+
+def test_killed_three_times_it_ends_with_the_same_bits(processes: Any, tmp_path: Path) -> None:
+    kill_and_compare(processes, tmp_path, kills=3, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_bits(processes: Any, tmp_path: Path) -> None:
+    for seed in range(4):
+        kill_and_compare(processes, tmp_path / str(seed), kills=5, seed=seed)
+
+
+class CrashError(Exception):
+    pass
+
+
+def cut_off_after(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, saves: int) -> None:
+    """Run until so many checkpoints are written, then stop as a crash would."""
+    import asfp.train.loop as loop
+
+    real, count = loop.save_checkpoint, [0]
+
+    def save(*arguments: Any) -> None:
+        real(*arguments)
+        count[0] += 1
+        if count[0] == saves:
+            raise CrashError
+
+    monkeypatch.setattr(loop, "save_checkpoint", save)
+    with pytest.raises(CrashError):
+        train(config)
+    monkeypatch.undo()
+
+
+def test_within_an_epoch_and_from_a_torn_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(config_in(tmp_path / "whole"))
+    config = config_in(tmp_path / "cut")
+    cut_off_after(monkeypatch, config, saves=7)  # 5, 10, 15, 20, the end, then 5 and 10 steps into the second epoch
+    state = read_newest(config.folder)
+    assert state is not None
+    assert (state["progress"]["epoch"], state["progress"]["step"]) == (1, 10)
+    newest = config.folder / CURRENT
+    newest.write_bytes(newest.read_bytes()[:-100])
+    state = read_newest(config.folder)  # the one before
+    assert state is not None
+    assert (state["progress"]["epoch"], state["progress"]["step"]) == (1, 5)
+    train(config)
+    assert_same(tmp_path / "whole", config.folder)
+
+
+def test_foreign_or_all_torn_checkpoints_are_errors_not_a_new_start(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    torch.save({"model": {}}, tmp_path / CURRENT)
+    with pytest.raises(AsfpError, match="is not a checkpoint of asfp train"):
+        train(config)
+    (tmp_path / PREVIOUS).write_bytes(b"asfp checkpoint 1 00\nnothing")
+    with pytest.raises(AsfpError, match="is damaged: its digest is another one"):
+        train(config)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_another_config_in_the_same_folder_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    cut_off_after(monkeypatch, config, saves=1)
+    with pytest.raises(AsfpError, match=r"holds a run with other settings \(epochs: 4 there, 5 here\)"):
+        train(replace(config, epochs=5))
+    with pytest.raises(AsfpError, match=r"pruning: rate 0.3 there, 0.4 here"):
+        train(config_in(tmp_path, pruning={"method": "asfp", "rate": 0.4}))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+def test_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path, epochs=2)
+    cut_off_after(monkeypatch, config, saves=5)
+    (tmp_path / f"{CURRENT}.new").symlink_to("/dev/full")
+    with pytest.raises(
+        AsfpError, match=r"No space left on device; the last good one is 1 epochs into the run. Make room"
+    ):
+        train(config)
+    train(config)
+    train(config_in(tmp_path / "whole", epochs=2))
+    assert_same(tmp_path / "whole", tmp_path)
+
+
+def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    config = config_in(tmp_path / "run", epochs=500, engine={"accelerator": "cpu", "progress": "plain"})
+    recipe.write_text(config.to_toml())
+    command = [sys.executable, "-m", "asfp", "train", str(recipe)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("epoch   2/500"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("Stopped after epoch ")
+    assert last.endswith("run the same command again to go on from there.")
+    assert "Traceback" not in stderr
+    state = read_newest(tmp_path / "run")
+    assert state is not None
+    assert state["progress"]["epoch"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("every", "what"), [(0, "the loss is (nan|inf)"), (5, "there are weights that are not finite")]
+)
+def test_nan_stops_with_epoch_step_and_checkpoint(tmp_path: Path, every: int, what: str) -> None:
+    engine = SETTINGS["engine"] | {"checkpoint_steps": every}
+    config = config_in(tmp_path, optimizer={"lr": 999.0, "momentum": 0.99, "milestones": []}, engine=engine)
+    with pytest.raises(AsfpError, match=rf"{what} in epoch 1, step \d+: training has diverged. The last good"):
+        train(config)
+    state = read_newest(tmp_path)
+    assert state is None or all(bool(w.isfinite().all()) for w in state["model"].values())
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    config = config_in(tmp_path, epochs=1)
+    record = train(config)
+    before = (tmp_path / "model.pt").stat().st_mtime_ns
+    assert train(config) == record
+    assert (tmp_path / "model.pt").stat().st_mtime_ns == before
+    with pytest.raises(AsfpError, match="holds a finished run with other settings"):
+        train(replace(config, seed=1))
