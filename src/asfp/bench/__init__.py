@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ from asfp.bench.timing import Times, interleave, peak_memory, time_saved
 from asfp.errors import AsfpError
 from asfp.trace import Example, as_arguments
 
-__all__ = ["ENGINES", "PRECISIONS", "Bench", "Row", "Setting", "bench", "environment", "latency_ms"]
+__all__ = [
+    "ENGINES",
+    "PRECISIONS",
+    "Bench",
+    "Row",
+    "Setting",
+    "bench",
+    "bench_models",
+    "engines_present",
+    "environment",
+    "latency_ms",
+]
 
 Progress = Callable[[str, float], None]
 """(what is being done, share of all that is done)."""
@@ -106,12 +118,7 @@ def bench(
     """
     if not models:
         raise AsfpError("there is nothing to time: give at least one model, e.g. resnet56 resnet56@0.4")
-    for name, count, least in (("repeats", repeats, 3), ("warmup", warmup, 0)):
-        if not least <= count <= 1_000_000:
-            raise AsfpError(f"{name}={count} is not a count: it must be at least {least}")
-    for setting in settings:
-        setting.check()
-    rows: list[Row] = []
+    _check(settings, repeats, warmup)
     steps = _Steps(progress, len(models) * (1 + 2 * len(settings)))
     with tempfile.TemporaryDirectory() as folder:
         contestants = []
@@ -119,9 +126,45 @@ def bench(
             steps(f"building {text}")
             contestants.append(Contestant.of(text, Path(folder), size))
             steps.add(1)
-        for setting in settings:
-            with _threads(setting.threads):
-                rows += _under(setting, contestants, repeats, warmup, steps)
+        return _side_by_side(contestants, settings, repeats, warmup, steps)
+
+
+def bench_models(
+    models: Mapping[str, nn.Module],
+    example: Tensor,
+    settings: Sequence[Setting] = (Setting(),),
+    *,
+    repeats: int = 30,
+    warmup: int = 5,
+) -> Bench:
+    """`bench` for models in memory, by any names; they all take inputs like the example.
+
+    >>> done = bench_models({"wide": nn.Conv2d(3, 64, 3), "narrow": nn.Conv2d(3, 8, 3)}, torch.zeros(1, 3, 8, 8))
+    >>> [row.model for row in done.rows]
+    ['wide', 'narrow']
+    """
+    _check(settings, repeats, warmup)
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = [Contestant.of_model(name, model, example, Path(folder)) for name, model in models.items()]
+        steps = _Steps(lambda message, done: None, 2 * len(models) * len(settings))
+        return _side_by_side(contestants, settings, repeats, warmup, steps)
+
+
+def _check(settings: Sequence[Setting], repeats: int, warmup: int) -> None:
+    for name, count, least in (("repeats", repeats, 3), ("warmup", warmup, 0)):
+        if not least <= count <= 1_000_000:
+            raise AsfpError(f"{name}={count} is not a count: it must be at least {least}")
+    for setting in settings:
+        setting.check()
+
+
+def _side_by_side(
+    contestants: list[Contestant], settings: Sequence[Setting], repeats: int, warmup: int, steps: _Steps
+) -> Bench:
+    rows: list[Row] = []
+    for setting in settings:
+        with _threads(setting.threads):
+            rows += _under(setting, contestants, repeats, warmup, steps)
     return Bench(tuple(rows), environment())
 
 
@@ -144,6 +187,15 @@ def latency_ms(model: nn.Module, example_inputs: Example, repeats: int = 30) -> 
     finally:
         model.train(training)
     return times.median
+
+
+def engines_present() -> list[str]:
+    """The engines that are installed.
+
+    >>> engines_present()[:2]
+    ['torch', 'compile']
+    """
+    return [engine for engine in ENGINES if engine in ("torch", "compile") or find_spec(engine) is not None]
 
 
 def environment() -> dict[str, str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asfp.bench import ENGINES, Setting, bench
+from asfp.bench import Setting, bench, engines_present
 
 
 def bench_sources(
@@ -32,7 +31,7 @@ def bench_sources(
     >>> json.loads(bench_sources(["resnet8"], ["torch"], [1], repeats=3, as_json=True))["rows"][0]["model"]
     'resnet8'
     """
-    chosen = [engine for given in engines for engine in (_present() if given == "all" else [given])]
+    chosen = [engine for given in engines for engine in (engines_present() if given == "all" else [given])]
     settings = [
         Setting(engine, batch, device, precision, channels_last, threads)
         for engine in dict.fromkeys(chosen)
@@ -51,7 +50,3 @@ def bench_sources(
             progress=lambda message, share: bar.update(task, description=message, completed=share),
         )
     return json.dumps(done.to_dict()) if as_json else str(done)
-
-
-def _present() -> list[str]:
-    return [engine for engine in ENGINES if engine in ("torch", "compile") or find_spec(engine) is not None]

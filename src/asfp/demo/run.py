@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from asfp.data import digits
 from asfp.demo.compaction import report, shrink
+from asfp.demo.latency import latency_lines, time_engines
 from asfp.demo.training import IMAGE_SIZE, METHODS, MODEL, DemoResult, DemoSettings, EpochRecord, train_method
 from asfp.errors import AsfpError
 from asfp.version import __version__
@@ -28,15 +30,18 @@ LEGEND = (
 )
 
 
-def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResult:
+def run_demo(
+    settings: DemoSettings, console: Console | None = None, engines: Sequence[str] | None = None
+) -> DemoResult:
     """Train dense, SFP and ASFP on the digits; show a table; compact ASFP's network; write all into `settings.output`.
 
-    The record is written after each method, so an interrupted run keeps those that were finished.
+    The record is written after each method, so an interrupted run keeps those that were finished. At the end both
+    networks are timed on `engines`, by default on all that are installed.
 
     >>> import io, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     settings = DemoSettings(epochs=1, output=Path(folder))
-    ...     result = run_demo(settings, Console(file=io.StringIO()))
+    ...     result = run_demo(settings, Console(file=io.StringIO()), engines=["torch"])
     ...     sorted(p.name for p in Path(folder).iterdir())
     ['compact.safetensors', 'demo.json', 'demo.png']
     >>> [m.method for m in result.methods]
@@ -74,10 +79,11 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> DemoResu
     draw(result)
     console.print(results_table(result))
     console.print(LEGEND, highlight=False)
-    _, compacted, plan, found = shrink(result.methods[-1].method, model, data, settings.output)
+    compact, compacted, plan, found = shrink(result.methods[-1].method, model, data, settings.output)
     result = replace(result, compact=compacted)
     _write_record(result)
     console.print(report(compacted, plan, found), soft_wrap=True, highlight=False)
+    console.print(latency_lines(time_engines(model, compact, data.test_images[:1], engines)), highlight=False)
     console.print(_next_steps(result), soft_wrap=True, highlight=False)
     return result
 
