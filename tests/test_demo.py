@@ -35,7 +35,7 @@ def small() -> ImageData:
 def test_run_writes_table_record_and_picture(tmp_path: Path) -> None:
     shown = io.StringIO()
     settings = DemoSettings(epochs=2, rate=0.4, output=tmp_path / "new" / "folder")
-    result = run_demo(settings, Console(file=shown, width=120))
+    result = run_demo(settings, Console(file=shown, width=120), engines=["torch"])
 
     assert [m.method for m in result.methods] == ["dense", "SFP", "ASFP"]
     dense, sfp, asfp = result.methods
@@ -49,6 +49,7 @@ def test_run_writes_table_record_and_picture(tmp_path: Path) -> None:
     assert f"{dense.before:.1%}" in text
     assert f"{asfp.after:.1%}" in text
     assert "264 of 688" in text
+    assert "time for 64 images, torch: " in text
     assert "demo --rate 0.6" in text
     assert str(result.picture) in text
 

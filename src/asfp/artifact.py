@@ -101,6 +101,7 @@ def load(
             f"{path} holds a plan that does not fit {type(model).__name__} ({error}): save it again"
         ) from error
     _fill(path, compact, tensors)
+    compact.meta["created_as"] = getattr(model, "created_as", None)  # so that it can be saved again
     if metadata["channels_last"] == "True":
         compact = compact.to(memory_format=torch.channels_last)
     return compact.eval()
