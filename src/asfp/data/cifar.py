@@ -25,10 +25,10 @@ def cifar10(root: str | Path, download: bool = False) -> ImageData:
         data = cifar10("data", download=True)
         data.train_images.shape, data.train_images.dtype    # (50000, 3, 32, 32), torch.uint8
 
-    >>> cifar10("/nowhere")
+    >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    asfp.errors.AsfpError: CIFAR-10 is not in /nowhere/cifar-10-batches-py: 7 of 8 files are missing or damaged ...
+    asfp.errors.AsfpError: CIFAR-10 is not in /nowhere/cifar-10-batches-py: 7 of 7 files are missing or damaged ...
     """
     from torchvision.datasets import CIFAR10
 

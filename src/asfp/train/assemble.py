@@ -192,7 +192,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "model.pt"
     >>> torch.save(nn.Linear(2, 3).state_dict(), file)
-    >>> load_weights(nn.Linear(2, 4), file)
+    >>> load_weights(nn.Linear(2, 4), file)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     asfp.errors.AsfpError: the weights in ... do not fit Linear: ... size mismatch for weight ...
@@ -212,7 +212,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict({str(k).removeprefix("module."): v for k, v in weights.items()})
     except (RuntimeError, AttributeError) as error:
-        raise AsfpError(f"the weights in {path} do not fit {type(model).__name__}: {error}") from error
+        raise AsfpError(
+            f"the weights in {path} do not fit {type(model).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def build_optimizer(

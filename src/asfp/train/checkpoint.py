@@ -142,7 +142,7 @@ def read_state(path: Path) -> dict[str, Any]:
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "theirs.pt"
     >>> torch.save({}, file)
-    >>> read_state(file)
+    >>> read_state(file)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     asfp.errors.AsfpError: ...theirs.pt is not a checkpoint of asfp train

@@ -44,7 +44,7 @@ def accuracy(fabric: Any, model: nn.Module, data: Data, normalise: nn.Module) ->
     True
     """
     with fabric.autocast():
-        found, labels = predict(model, data, normalise)
+        found, labels = predict(model, data, normalise, next(model.parameters()).dtype)
     return total(fabric, (found == labels).sum()) / total(fabric, torch.tensor(len(labels), device=labels.device))
 
 
