@@ -1,0 +1,1 @@
+"""Hooks into other people's loops; each only calls `pruner.step` at the right time."""

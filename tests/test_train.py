@@ -1,0 +1,120 @@
+"""A run from start to end: every method, what is written, and folders of images with bad ones among them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asfp import AsfpError
+from asfp.train import config_from, train
+from asfp.train.journal import read_metrics
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 2,
+    "model": {"name": "resnet8"},
+    "data": {"name": "digits", "size": 8, "batch": 64},
+    "optimizer": {"lr": 0.05, "milestones": [1]},
+    "engine": {"accelerator": "cpu", "progress": "none"},
+}
+
+
+@pytest.mark.parametrize("method", ["none", "sfp", "asfp", "hard"])
+def test_every_method_ends_with_an_equal_compact_model(tmp_path: Path, method: str) -> None:
+    record = train(config_from(SETTINGS | {"pruning": {"method": method}, "output": str(tmp_path)}))
+    result, sizes = record["result"], record["compact"]
+    assert result["accuracy"] == result["accuracy_compact"] == result["accuracy_after_last_pruning"]
+    assert result["predictions_that_differ"] == 0
+    assert result["test_images"] == 360
+    assert (sizes["macs"] < 0.7 * sizes["macs_dense"]) == (method != "none")
+    assert record == json.loads((tmp_path / "record.json").read_text())
+    rows = read_metrics(tmp_path)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert [row["lr"] for row in rows] == [0.05, pytest.approx(0.01)]
+    assert rows[-1]["zeroed"] == (0 if method == "none" else 92)
+    assert rows[-1]["regrown"] == 0.0 if method in ("none", "hard") else rows[-1]["regrown"] > 0.0
+    assert set(rows[0]["seconds"]) == {"train", "evaluate", "prune"}
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert "[pruning]" in (tmp_path / "config.toml").read_text()
+
+
+def test_same_seed_same_run_and_switches_are_put_back(tmp_path: Path) -> None:
+    engine = SETTINGS["engine"] | {"deterministic": True}
+    runs = [
+        train(config_from(SETTINGS | {"engine": engine, "seed": seed, "output": str(tmp_path / str(i))}))
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    losses = [run["epochs"]["loss"] for run in runs]
+    assert losses[0] == losses[1] != losses[2]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_from_trained_weights(tmp_path: Path) -> None:
+    first = train(config_from(SETTINGS | {"pruning": {"method": "none"}, "output": str(tmp_path / "a")}))
+    model = {"name": "resnet8", "weights": str(tmp_path / "a" / "model.pt")}
+    second = train(
+        config_from(SETTINGS | {"pruning": {"method": "none"}, "model": model, "output": str(tmp_path / "b")})
+    )
+    assert second["epochs"]["loss"][0] < 0.8 * first["epochs"]["loss"][0]
+    model["weights"] = str(tmp_path / "nothing.pt")
+    with pytest.raises(AsfpError, match=r"there is no such file; train the dense recipe first"):
+        train(config_from(SETTINGS | {"model": model, "output": str(tmp_path / "c")}))
+
+
+def image_tree(root: Path, bad: bool) -> None:
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    for half, count in (("train", 12), ("val", 5)):
+        for label in ("cat", "dog"):
+            (root / half / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = torch.randint(256, (40, 50, 3), generator=generator, dtype=torch.uint8).numpy()
+                Image.fromarray(pixels).save(root / half / label / f"{number}.png")
+    if bad:
+        (root / "train" / "cat" / "3.png").write_bytes(b"not an image")
+        (root / "val" / "dog" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
+
+
+def folder_settings(tmp_path: Path, **data: Any) -> dict[str, Any]:
+    defaults = {"name": "imagefolder", "root": str(tmp_path / "images"), "batch": 8, "size": 32, "workers": 0}
+    return SETTINGS | {"data": defaults | data, "output": str(tmp_path / "run")}
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    image_tree(tmp_path / "images", bad=False)
+    record = train(config_from(folder_settings(tmp_path)))
+    assert record["result"]["test_images"] == 10
+    assert record["result"]["predictions_that_differ"] == 0
+
+
+def test_batches_of_a_folder_do_not_depend_on_workers(tmp_path: Path) -> None:
+    from asfp.data.folder import FolderData
+
+    image_tree(tmp_path, bad=False)
+    plain, busy = (FolderData(tmp_path, 8, 0, size=32, workers=n).train_batches(2) for n in (0, 2))
+    for (x, y), (other_x, other_y) in zip(plain, busy, strict=True):
+        assert torch.equal(y, other_y)
+        assert torch.equal(x, other_x)
+
+
+def test_unreadable_images_are_fatal_or_named_and_counted(tmp_path: Path) -> None:
+    image_tree(tmp_path / "images", bad=True)
+    with pytest.raises(AsfpError, match=r"3.png cannot be read as an image: .* or set data.corrupt=skip"):
+        train(config_from(folder_settings(tmp_path)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record = train(config_from(folder_settings(tmp_path, corrupt="skip") | {"output": str(tmp_path / "skip")}))
+    told = [str(w.message) for w in caught if "is left out" in str(w.message)]
+    assert len(told) == 2
+    assert any("3.png is left out" in text for text in told)
+    assert record["result"]["test_images"] == 9
+
+
+def test_a_root_that_holds_no_images(tmp_path: Path) -> None:
+    with pytest.raises(AsfpError, match=r"data.root must hold train/CLASS/\* and val/CLASS/\*"):
+        train(config_from(folder_settings(tmp_path)))
