@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Mo
         loaded = load(source.path)
         shape = (1, *loaded.plan.inputs[0][1:])
         return loaded, torch.zeros(resize(shape, size))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a library will do differently some day is nothing the user can act on
         torch.manual_seed(seed)
         model = create_model(source.name).eval()
         _nothing_zero(model)

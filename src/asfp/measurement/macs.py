@@ -81,20 +81,20 @@ class _Counter(TorchDispatchMode):
 def _products(model: nn.Module, example_inputs: Example) -> dict[str, tuple[int, int]]:
     """Module name -> multiply-adds of convolutions and of linear maps, for the whole batch."""
     args, kwargs = as_arguments(example_inputs)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        args, kwargs = pytree.tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs))
-        twin = _without_data(model, fake)
-        with _quietly(), _innermost(twin) as running, torch.no_grad(), _Counter(running) as counter:
-            try:
-                twin(*args, **kwargs)
-            except Exception as error:
-                first = str(error).splitlines()[0] if str(error) else repr(error)
-                shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-                raise AsfpError(
-                    f"{type(model).__name__} does not run on example_inputs of shape {shapes}: "
-                    f"{type(error).__name__}: {first}; pass an input as the model takes it, "
-                    f"e.g. torch.zeros(1, 3, 224, 224)"
-                ) from error
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = _without_data(model, fake)
+    args, kwargs = pytree.tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs))
+    with fake, _quietly(), _innermost(twin) as running, torch.no_grad(), _Counter(running) as counter:
+        try:
+            twin(*args, **kwargs)
+        except Exception as error:
+            first = str(error).splitlines()[0] if str(error) else repr(error)
+            shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            raise AsfpError(
+                f"{type(model).__name__} does not run on example_inputs of shape {shapes}: "
+                f"{type(error).__name__}: {first}; pass an input as the model takes it, "
+                f"e.g. torch.zeros(1, 3, 224, 224)"
+            ) from error
     return counter.macs
 
 
