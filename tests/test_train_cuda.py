@@ -6,58 +6,74 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from asfp.train import config_from
-from asfp.train.assemble import assemble, set_learning_rate, start_fabric
+from asfp.train.assemble import Parts, assemble, set_learning_rate, start_fabric
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def losses(
-    mode: str, method: str, precision: str = "32-true", steps: int = 40, model: str = "resnet20"
-) -> tuple[list[float], Any]:
+def parts_of(mode: str, method: str, accelerator: str = "cuda", **data: Any) -> Parts:
     config = config_from(
         {
             "epochs": 4,
-            "model": {"name": model},
-            "data": {"name": "digits", "size": 32, "batch": 128},
-            "optimizer": {"lr": 0.02},
+            "model": {"name": "resnet8"},
+            "data": {"name": "digits", "size": 16, "batch": 128} | data,
             "pruning": {"method": method},
-            "engine": {"compile": mode, "precision": precision, "accelerator": "cuda"},
+            "engine": {"compile": mode, "precision": "32-true", "accelerator": accelerator},
         }
     )
-    parts = assemble(config, start_fabric(config))
-    parts.model.train()
-    found: list[torch.Tensor] = []
-    epoch = 0
-    while len(found) < steps:
-        epoch += 1
-        set_learning_rate(parts.optimizer, 0.02 / epoch)
-        found += [parts.step(x, y, 1.0).clone() for x, y in parts.data.train_batches(epoch)]
-        assert parts.pruner is not None
-        parts.pruner.step(epoch)
-    return torch.stack(found).tolist(), parts
+    return assemble(config, start_fabric(config))
 
 
-@pytest.mark.parametrize("method", ["asfp", "hard"])
-def test_captured_and_plain_steps_train_alike(method: str) -> None:
+def epochs(parts: Parts, lr: float, count: int = 2) -> dict[str, Tensor]:
+    """How far each parameter moved in some epochs, with a pruning and a change of the learning rate between them."""
+    start = {name: p.detach().clone() for name, p in parts.model.named_parameters()}
+    for epoch in range(1, count + 1):
+        parts.model.train()
+        set_learning_rate(parts.optimizer, lr / epoch)
+        for images, labels in parts.data.train_batches(epoch):
+            parts.step(images, labels, 1.0)
+        if parts.pruner is not None and epoch < count:
+            parts.pruner.step(epoch)
+    return {name: p.detach() - start[name] for name, p in parts.model.named_parameters()}
+
+
+def assert_alike(mode: str, method: str, accelerator: str = "cuda") -> Parts:
+    """With a small learning rate all steps are taken at nearly the same weights, so that rounding grows little.
+
+    At 0.02 a relative change of 1e-6 in the weights makes the loss of the fifth batch differ by 1e-2; at 1e-4 it
+    makes the way that the weights go differ by 2e-3, and by 5e-2 where filters grow again from exactly zero.
+    """
+    tolerance = 0.2 if method == "asfp" else 0.02
     torch.backends.cudnn.allow_tf32 = False
-    plain, slow = losses("eager", method)
-    fast, quick = losses("graph", method)
-    print(method, [f"{a:.4f}/{b:.4f}" for a, b in zip(plain[::6], fast[::6], strict=True)])
-    assert plain[:12] == pytest.approx(fast[:12], rel=2e-2)  # the first epoch: float order alone
-    assert sum(plain[-12:]) == pytest.approx(sum(fast[-12:]), rel=0.25)  # later ones drift, as two plain runs do
-    assert quick.step.graph is not None
-    for layer in quick.pruner.layers:
-        zero = ~quick.pruner.masks[layer.name]
-        assert not layer.weight[zero].any()
-    assert slow.optimizer.param_groups[0]["lr"] == pytest.approx(float(quick.optimizer.param_groups[0]["lr"]))
+    plain = epochs(parts_of("eager", method, accelerator), lr=1e-4)
+    parts = parts_of(mode, method, accelerator)
+    for name, moved in epochs(parts, lr=1e-4).items():
+        assert plain[name].norm() > 0
+        assert (moved - plain[name]).norm() < tolerance * plain[name].norm(), name
+    return parts
 
 
+@needs_gpu
+@pytest.mark.parametrize("method", ["none", "asfp", "hard"])
+def test_captured_and_plain_steps_move_the_weights_alike(method: str) -> None:
+    parts: Any = assert_alike("graph", method)
+    assert parts.step.graph is not None
+
+
+@pytest.mark.slow
+def test_compiled_and_plain_steps_move_the_weights_alike() -> None:
+    assert_alike("compile", "asfp", "cpu")
+
+
+@needs_gpu
 def test_hard_masks_hold_within_the_graph() -> None:
-    _, parts = losses("graph", "hard")
-    parts.model.train()
-    for x, y in parts.data.train_batches(4):
-        parts.step(x, y, 1.0)
+    parts = parts_of("graph", "hard")
+    epochs(parts, lr=0.02, count=3)
+    assert parts.pruner is not None
+    for images, labels in parts.data.train_batches(4):
+        parts.step(images, labels, 1.0)
         for layer in parts.pruner.layers:
             assert not layer.weight[~parts.pruner.masks[layer.name]].any()
