@@ -31,9 +31,18 @@ Example = Tensor | Sequence[Any] | dict[str, Any]
 # Functions that would swallow a traced size (make a tensor of it, compare it): with one they are recorded, not run.
 _RECORDED: dict[ModuleType, tuple[str, ...]] = {
     torch: ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"),
-    builtins: ("max", "min"),
+    builtins: ("len", "max", "min"),
 }
-_AUGMENTED = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
+AUGMENTED = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ipow: operator.pow,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+}
+"""`x += y` and its like, each with what it computes."""
 _MISSING = object()
 
 
@@ -53,14 +62,18 @@ def trace(model: nn.Module, example_inputs: Example | None = None, leaf_modules:
     tracer = _ShapeTracer(leaf_modules)
     args, kwargs = as_arguments(example_inputs) if example_inputs is not None else ((), {})
     supplied = _bind(model, args, kwargs) if example_inputs is not None else None
+    before = set(vars(model))
     try:
         graph = tracer.run(model, supplied)
+        traced = fx.GraphModule(model, graph, class_name=type(model).__name__)
     except TraceError:
         raise
     except Exception as error:
         raise TraceError(_explain(model, error, tracer)) from error
-    traced = fx.GraphModule(model, graph, class_name=type(model).__name__)
-    traced.graph.eliminate_dead_code(_has_effect)
+    finally:
+        for name in set(vars(model)) - before:  # tensors made in forward, which torch.fx stores in the model
+            delattr(model, name)
+    traced.graph.eliminate_dead_code(has_effect)
     traced.recompile()
     return traced
 
@@ -69,11 +82,12 @@ def writes_in_place(node: fx.Node) -> bool:
     """Whether the node overwrites its first argument: `x.relu_()`, `x += y`, `F.relu(x, inplace=True)`, `x[i] = y`."""
     if node.op == "call_module":
         assert node.graph.owning_module is not None
-        return bool(getattr(node.graph.owning_module.get_submodule(str(node.target)), "inplace", False))
+        module = node.graph.owning_module.get_submodule(str(node.target))
+        return type(module).__module__.startswith("torch.nn") and bool(getattr(module, "inplace", False))
     if node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name == "setitem" or (name.endswith("_") and not name.endswith("__")) or node.target in _AUGMENTED:
+    if name == "setitem" or (name.endswith("_") and not name.endswith("__")) or node.target in AUGMENTED:
         return True
     return bool(keyword(node, "inplace"))
 
@@ -88,8 +102,9 @@ def keyword(node: fx.Node, name: str) -> Any:
         return None
 
 
-def _has_effect(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or writes_in_place(node)
+def has_effect(node: fx.Node) -> bool:
+    """Whether the node matters though nothing reads its value."""
+    return node.op in ("placeholder", "output") or "number" in node.meta or writes_in_place(node)
 
 
 def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
@@ -102,8 +117,9 @@ def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
     >>> int((copy_of(layer).weight == 0).all((1, 2, 3)).sum())
     4
     """
-    kept = (value for module in model.modules() for value in vars(module).values())
-    known = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
+    own = [v for module in model.modules() for k, v in vars(module).items() if k not in ("_parameters", "_modules")]
+    kept = [x for x in _leaves(own) if isinstance(x, Tensor) and not x.is_leaf]
+    known = {id(x): x.detach().clone() for x in kept}
     if share_tensors:
         known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, known)
@@ -180,17 +196,28 @@ class _ShapedProxy(fx.Proxy):
     def __index__(self) -> int:
         val = self.val
         if not isinstance(val, int):
-            raise TypeError(f"{self.node.format_node()} depends on the input's values and cannot be used as an index")
+            raise TypeError("a value computed from the input cannot be used as a whole number")
+        self._taken_for_a_number()
         return val
 
     def __int__(self) -> int:
+        val = self.val
+        if isinstance(val, float):
+            self._taken_for_a_number()
+            return int(val)
         return self.__index__()
 
     def __float__(self) -> float:
         val = self.val
         if not isinstance(val, (int, float)):
-            raise TypeError(f"{self.node.format_node()} depends on the input's values and cannot become a number")
+            raise TypeError("a value computed from the input cannot become a number")
+        self._taken_for_a_number()
         return float(val)
+
+    def _taken_for_a_number(self) -> None:
+        """Remember where forward made a plain number of a size: the graph holds for this size only."""
+        frames = [f for f in traceback.extract_stack() if "/torch/" not in f.filename and f.filename != __file__]
+        self.node.meta["number"] = _line_of(frames)
 
     def _augmented(self, function: Any, other: Any) -> Any:
         """`x += y` writes into a tensor, which others may hold; a number it replaces."""
@@ -209,6 +236,15 @@ class _ShapedProxy(fx.Proxy):
 
     def __itruediv__(self, other: Any) -> Any:
         return self._augmented(operator.itruediv, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._augmented(operator.ipow, other)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._augmented(operator.ifloordiv, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self._augmented(operator.imod, other)
 
 
 class _ShapedAttribute(_ShapedProxy):
@@ -249,7 +285,8 @@ class _ShapeTracer(fx.Tracer):
         concrete = None
         with ExitStack() as stack:
             if supplied is not None:
-                self.fake = stack.enter_context(fake_mode())
+                stack.enter_context(_quiet())
+                self.fake = FakeTensorMode(allow_non_fake_inputs=True)
                 self.supplied = supplied
                 defaults = inspect.signature(model.forward).parameters.values()
                 concrete = {p.name: p.default for p in defaults if p.name not in supplied and p.default is not p.empty}
@@ -259,12 +296,13 @@ class _ShapeTracer(fx.Tracer):
                         recorded = self._recorded(getattr(owner, name))
                         stack.enter_context(mock.patch.object(owner, name, recorded))
             graph = self.trace(model, concrete)
-        _drop_defaults(graph, set(concrete or ()))
+        _drop_defaults(graph, set(concrete or ()), set(supplied or ()))
         return graph
 
     def _recorded(self, function: Any) -> Any:
         def record(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(a, fx.Proxy) for a in _leaves((args, kwargs))):
+            given = args if function is len else _leaves((args, kwargs))  # the length of a list of values is known
+            if any(isinstance(a, fx.Proxy) for a in given):
                 return self.create_proxy("call_function", function, args, kwargs)
             return function(*args, **kwargs)
 
@@ -284,6 +322,12 @@ class _ShapeTracer(fx.Tracer):
             proxy.node.meta["val"] = self._evaluate(proxy.node)
         return proxy
 
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
+        node = super().create_node(kind, target, args, kwargs, *rest, **options)
+        if self.fake is not None and kind == "get_attr":  # tensors made in forward come here without a proxy
+            node.meta["val"] = self._evaluate(node)
+        return node
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         return forward(*args, **kwargs) if self.evaluating else super().call_module(m, forward, args, kwargs)
 
@@ -292,21 +336,26 @@ class _ShapeTracer(fx.Tracer):
 
     def _evaluate(self, node: fx.Node) -> Any:
         """The node's fake value, from those of its inputs; the model's own modules run inside."""
+        assert self.fake is not None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         previous, self.evaluating = self.evaluating, True
         try:
-            if node.op == "placeholder":
-                return self._fake(self._argument(str(node.target).lstrip("*")))
-            if node.op == "get_attr":
-                return self._fake(_attribute(self.root, str(node.target)))
-            if node.op == "call_module":
-                return self._run(self.root.get_submodule(str(node.target)), args, kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+            with self.fake, torch.no_grad():
+                return self._value(node, args, kwargs)
         finally:
             self.evaluating = previous
+
+    def _value(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "placeholder":
+            return self._fake(self._argument(str(node.target).lstrip("*")))
+        if node.op == "get_attr":
+            return self._fake(_attribute(self.root, str(node.target)))
+        if node.op == "call_module":
+            return self._run(self.root.get_submodule(str(node.target)), args, kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
 
     def _argument(self, name: str) -> Any:
         """What an input of the graph stands for: the example, or a default (fx numbers those: `scale_1`)."""
@@ -355,12 +404,17 @@ def fake_mode() -> Iterator[FakeTensorMode]:
     ...     (torch.zeros(2, 3) @ torch.zeros(3, 1_000_000_000_000)).shape
     torch.Size([2, 1000000000000])
     """
+    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        yield mode
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            yield mode
+        yield
     finally:
         log.setLevel(level)
 
@@ -374,10 +428,11 @@ def _attribute(root: nn.Module, target: str) -> Any:
     return getattr(root.get_submodule(owner), name)
 
 
-def _drop_defaults(graph: fx.Graph, names: set[str]) -> None:
+def _drop_defaults(graph: fx.Graph, names: set[str], supplied: set[str]) -> None:
     """Remove the placeholders of arguments that were not given, and the checks that fx puts on them."""
     for node in list(graph.nodes):
-        if node.op == "placeholder" and any(node.name == n or node.name.startswith(f"{n}_") for n in names):
+        target = str(node.target)
+        if node.op == "placeholder" and target not in supplied and {target, target.rpartition("_")[0]} & names:
             for user in list(node.users):
                 if not user.users and user.op == "call_function" and "assert" in getattr(user.target, "__name__", ""):
                     graph.erase_node(user)
@@ -392,8 +447,9 @@ def _drop_defaults(graph: fx.Graph, names: set[str]) -> None:
 def _explain(model: nn.Module, error: Exception, tracer: _ShapeTracer) -> str:
     where = _user_line(error.__traceback__)
     hint = "" if tracer.fake else "pass example_inputs=, so that shapes are known while tracing; or "
+    reason = (str(error).splitlines() or [""])[0]
     return (
-        f"{type(model).__name__} cannot be traced into a graph: {type(error).__name__}: {str(error).splitlines()[0]}"
+        f"{type(model).__name__} cannot be traced into a graph: {type(error).__name__}: {reason}"
         f"{where}. Ways out: {hint}"
         f"keep the submodule that contains this line whole, leaf_modules=[ItsClass] or leaf_modules=['its.name'] "
         f"(nothing inside it will be pruned away); or take the branch out of forward"
@@ -403,7 +459,11 @@ def _explain(model: nn.Module, error: Exception, tracer: _ShapeTracer) -> str:
 def _user_line(trail: TracebackType | None) -> str:
     """The deepest line of the user's code in a traceback."""
     frames = [f for f in traceback.extract_tb(trail) if "/torch/" not in f.filename and f.filename != __file__]
+    return f" (at {_line_of(frames)})" if frames else ""
+
+
+def _line_of(frames: Sequence[traceback.FrameSummary]) -> str:
     if not frames:
-        return ""
+        return "an unknown line"
     frame = frames[-1]
-    return f' (at {frame.filename}:{frame.lineno}, in {frame.name}: "{(frame.line or "").strip()}")'
+    return f'{frame.filename}:{frame.lineno}, in {frame.name}: "{(frame.line or "").strip()}"'

@@ -99,6 +99,11 @@ SPATIAL: dict[str, Layer] = {
     "split": lambda x: torch.cat(torch.split(x, [2, 6], dim=1)[::-1], 1),
     "chunk": lambda x: torch.cat([x.chunk(4, 1)[i] for i in (2, 0, 3, 1)], 1),
     "shuffle": lambda x: x.reshape(x.shape[0], 2, 4, *x.shape[2:]).permute(0, 2, 1, 3, 4).reshape(x.shape),
+    "ellipsis": lambda x: x[..., 1:],
+    "new axes": lambda x: x * x.mean((2, 3))[:, :, None, None],
+    "concatenate": lambda x: torch.concatenate((x[:, 4:], x[:, :4]), dim=-3),
+    "len": lambda x: x.reshape(len(x), 8, -1, x.shape[-1]),
+    "constant in forward": lambda x: x * torch.arange(8, dtype=torch.float64).view(1, 8, 1, 1),
     "narrow": lambda x: x.narrow(1, 2, 4),
 }
 SEEN = {"narrow": 4}
@@ -235,13 +240,20 @@ class Overwritten(nn.Module):
         elif self.how == "item":
             y[:, 1] = 0.5
             z = y
+        elif self.how == "part":
+            y[:, :3].mul_(2)
+            y[:, 1] += 1
+            z = y
+        elif self.how == "identity":
+            z = y.contiguous()
+            z *= 2
         else:
             z = y
             z += 1
         return y + z * 3
 
 
-@pytest.mark.parametrize("how", ["module", "method", "statement", "item", "augmented"])
+@pytest.mark.parametrize("how", ["module", "method", "statement", "item", "part", "identity", "augmented"])
 def test_in_place_operations_keep_their_meaning(how: str) -> None:
     model = Overwritten(how).double().eval()
     small = asfp.compact(model, torch.randn(2, 3, 6, 6, dtype=torch.float64))

@@ -7,18 +7,19 @@ its rule in one table; an operation without a rule costs compression, never corr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from asfp.compaction.analyse import Analysis
 from asfp.compaction.channels import Facts
 from asfp.compaction.graph import program
-from asfp.compaction.plan import Plan, make_plan, signature, unpack
+from asfp.compaction.plan import DTYPES, Plan, make_plan, signature, unpack
 from asfp.compaction.rewrite import Rewriter
-from asfp.compaction.verify import Verification, self_check, verify
+from asfp.compaction.verify import Verification, outputs, self_check, verify
 from asfp.errors import AsfpError, TraceError
 from asfp.trace import Example, Leaf, as_arguments, copy_of
 
@@ -31,6 +32,24 @@ class CompactModule(fx.GraphModule):
     @property
     def plan(self) -> Plan:
         return cast(Plan, self.meta["plan"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompactModule:
+        return _again(super().__deepcopy__(memo), self.meta)
+
+    def __reduce__(self) -> Any:
+        build, arguments = super().__reduce__()
+        return _unpickled, (build, arguments, self.meta)
+
+
+def _again(module: fx.GraphModule, meta: dict[str, Any]) -> CompactModule:
+    twin = CompactModule(module, module.graph, class_name=type(module).__name__)
+    twin.training = module.training
+    twin.meta.update(meta)
+    return twin
+
+
+def _unpickled(build: Any, arguments: Any, meta: dict[str, Any]) -> CompactModule:
+    return _again(build(*arguments), meta)
 
 
 def compact(
@@ -55,9 +74,10 @@ def compact(
     traced = _program(reference, example_inputs, leaf_modules)
     result, state, out = _build(traced, Facts())
     result.meta["plan"] = make_plan(traced, state, out)
+    result.meta["created_as"] = getattr(model, "created_as", None)
     if check:
         self_check(reference, result.eval(), example_inputs, lambda m, x: apply(result.plan, m, x, leaf_modules), out)
-    return result.train(model.training)
+    return _in_mode_of(model, result)
 
 
 def apply(
@@ -78,7 +98,12 @@ def apply(
     """
     if example_inputs is None:
         sample = next(model.parameters(), torch.zeros(0))
-        example_inputs = tuple(torch.zeros(s, dtype=sample.dtype, device=sample.device) for s in plan.inputs)
+        types = [DTYPES[name] for name in plan.input_types]
+        types = [sample.dtype if t.is_floating_point else t for t in types]
+        example_inputs = {
+            name: torch.zeros(shape, dtype=dtype, device=sample.device)
+            for name, shape, dtype in zip(plan.input_names, plan.inputs, types, strict=True)
+        }
     traced = _program(copy_of(model), example_inputs, leaf_modules)
     if signature(traced) != plan.signature:
         raise AsfpError(
@@ -91,7 +116,15 @@ def apply(
     except (KeyError, IndexError, ValueError) as error:
         raise AsfpError(f"this plan is damaged ({type(error).__name__}: {error}): make it again") from error
     result.meta["plan"] = plan
-    return result.train(model.training)
+    return _in_mode_of(model, result)
+
+
+def _in_mode_of(model: nn.Module, result: CompactModule) -> CompactModule:
+    """Training or evaluation, layer by layer as in the original."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in result.named_modules():
+        module.training = modes.get(name, model.training)
+    return result
 
 
 def _build(traced: fx.GraphModule, facts: Facts) -> tuple[CompactModule, Analysis, Rewriter]:
@@ -124,14 +157,16 @@ def _reference(model: nn.Module, example_inputs: Example) -> nn.Module:
     """A copy of the model in evaluation mode that is known to run on the example."""
     if not isinstance(model, nn.Module):
         raise AsfpError(f"compact expects a torch.nn.Module, got {type(model).__name__}: pass the model itself")
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
+            raise AsfpError(f"{name} has no values yet: run the model once, or load its weights, before compacting it")
+        infinite = isinstance(tensor, nn.Parameter) and bool(tensor.isinf().any())
+        if tensor.is_floating_point() and (infinite or bool(tensor.isnan().any())):
             raise AsfpError(f"{name} holds NaN or infinite values: the model diverged, go back to a good checkpoint")
     args, kwargs = as_arguments(example_inputs)
     reference = copy_of(model).eval()
     try:
-        with torch.no_grad():
-            reference(*args, **kwargs)
+        outputs(reference, args, kwargs)
     except Exception as error:
         shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         raise AsfpError(

@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from asfp.compaction.channels import Channels, Facts, Mask, Unsupported, all_live
 from asfp.compaction.graph import attribute, shared_layers
 from asfp.compaction.rules import rule_for
-from asfp.compaction.rules.base import Barrier, Op, Rule, is_static_number, shape_of
+from asfp.compaction.rules.base import Barrier, Op, Rule, shape_of
+from asfp.compaction.sizes import is_static, is_static_number
 
 
 class Analysis:
@@ -46,6 +47,9 @@ class Analysis:
         except Unsupported as reason:
             self.rules[op.node] = Barrier(str(reason))
             known = self.rules[op.node].forward(op, self)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # a spelling that the rule does not know
+            self.rules[op.node] = Barrier("it is called in a way that its rule does not know")
+            known = self.rules[op.node].forward(op, self)
         self.channels[op.node] = known
         if isinstance(known, Channels):
             self.need[op.node] = np.zeros(known.live.shape, dtype=bool)
@@ -80,7 +84,8 @@ class Analysis:
         known = self.channels_of(node)
         if known.axes == (axis,):
             return known
-        if not known.all_live or len(known.axes) != 1:
+        ndim = len(shape_of(node))
+        if not known.all_live or len(known.axes) != 1 or not 0 <= axis < ndim or not is_static(node, axis):
             raise Unsupported("its input's channels are not where it expects them")
         return all_live(axis, shape_of(node)[axis])
 

@@ -9,16 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asfp.trace import Example, Leaf, copy_of, fake_mode, run_fake, trace, writes_in_place
+from asfp.compaction.sizes import look_again
+from asfp.errors import TraceError
+from asfp.trace import AUGMENTED, Example, Leaf, copy_of, has_effect, trace, writes_in_place
 
-_OUT_OF_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
 _CONVOLUTIONS: dict[Any, type[nn.Module]] = {
     F.conv1d: nn.Conv1d,
     F.conv2d: nn.Conv2d,
@@ -40,50 +35,25 @@ def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf,
     _sizes_one_by_one(traced)
     _work_out_parameters(traced)
     _as_modules(traced)
+    traced.graph.eliminate_dead_code(has_effect)
+    traced.recompile()
+    look_again(traced)
+    _check_numbers(traced)
     traced.graph.eliminate_dead_code()
     traced.recompile()
-    _second_look(traced)
     return traced
 
 
-class _Shapes(fx.Interpreter):
-    """Runs the graph on fake tensors, and notes each value beside the first one."""
-
-    def __init__(self, traced: fx.GraphModule, mode: FakeTensorMode) -> None:
-        super().__init__(traced)
-        self.mode = mode
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return run_fake(self.mode, self.fetch_attr(target), args, kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        n.meta["other"] = value = super().run_node(n)
-        return value
-
-
-def _second_look(traced: fx.GraphModule) -> None:
-    """Evaluate the graph once more, for another batch and image size: what stays the same does so for every input.
-
-    A network that takes one image size only is looked at with another batch size, one for a single shape as it is.
-    """
-    inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
-    for batch, scale in ((1, 2), (1, 1), (0, 1)):
-        with fake_mode() as mode:
-            examples = [_resized(n.meta["val"], batch, scale) for n in inputs]
-            try:
-                _Shapes(traced, mode).run(*examples)
-                return
-            except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
-                continue
-    raise AssertionError("the traced graph does not run on the shapes it was traced with")
-
-
-def _resized(value: Any, batch: int, scale: int) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    image = tuple(n * scale for n in value.shape[2:]) if value.is_floating_point() else value.shape[2:]
-    shape = (*(n + batch for n in value.shape[:1]), *value.shape[1:2], *image)
-    return torch.empty(shape, dtype=value.dtype, device=value.device)
+def _check_numbers(traced: fx.GraphModule) -> None:
+    """Refuse a forward that made a plain number of a size which other inputs change."""
+    for node in traced.graph.nodes:
+        where = node.meta.pop("number", None)
+        if where is not None and any(other != node.meta["val"] for other in node.meta["others"]):
+            raise TraceError(
+                f"forward turns a size that depends on the input into a plain number at {where}, so a graph of it "
+                "would hold for this one size only: use the size as it is (no int(), float() or range() around it), or "
+                "keep the submodule that contains this line whole with leaf_modules=[ItsClass]"
+            )
 
 
 def shared_layers(traced: fx.GraphModule) -> dict[str, str]:
@@ -91,11 +61,18 @@ def shared_layers(traced: fx.GraphModule) -> dict[str, str]:
     calls = Counter(str(n.target) for n in traced.graph.nodes if n.op == "call_module")
     owners: dict[int, set[str]] = {}
     for target in calls:
-        for parameter in traced.get_submodule(target).parameters():
-            owners.setdefault(id(parameter), set()).add(target)
+        module = traced.get_submodule(target)
+        for tensor in (*module.parameters(), *module.buffers()):
+            owners.setdefault(id(tensor), set()).add(target)
     for node in traced.graph.nodes:
         if node.op == "get_attr":
-            owners.setdefault(id(attribute(traced, str(node.target))), set()).add(str(node.target))
+            value = attribute(traced, str(node.target))
+            owners.setdefault(id(value), set()).add(str(node.target))
+            owner = str(node.target).rpartition(".")[0]
+            if (
+                owner in calls
+            ):  # a tensor of a layer used directly as well: cut under one name, it would be cut for both
+                owners.setdefault(id(value), set()).add(owner)
     shared = {target: f"it is called {n} times with the same weights" for target, n in calls.items() if n > 1}
     for names in owners.values():
         if len(names) > 1:
@@ -121,25 +98,77 @@ def _without_effects(traced: fx.GraphModule) -> None:
     """Rewrite in-place operations: they give a new value, and whoever reads the old one later reads that."""
     order = {node: i for i, node in enumerate(traced.graph.nodes)}
     for node in list(traced.graph.nodes):
-        if not writes_in_place(node) or not node.args or not isinstance(node.args[0], fx.Node):
+        written = node.args[0] if node.args else node.kwargs.get("input")
+        if not writes_in_place(node) or not isinstance(written, fx.Node):
             continue
-        for user in list(node.args[0].users):
-            if order[user] > order[node]:
-                user.replace_input_with(node.args[0], node)
+        stored = _written_through(traced.graph, node, written, order)
+        for alias in _aliases(written, order, order[node], stored):
+            for user in list(alias.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(alias, node)
         if node.op == "call_module":
             traced.get_submodule(node.target).inplace = False  # type: ignore[assignment]
-        elif node.target in _OUT_OF_PLACE:
-            node.target = _OUT_OF_PLACE[node.target]
+        elif node.target in AUGMENTED:
+            node.target = AUGMENTED[node.target]
         elif node.target is operator.setitem:
-            node.target, node.args = on_copy, (node.args[0], "__setitem__", *node.args[1:])
-            node.meta["val"] = node.args[0].meta.get("val")
+            node.target, node.args = on_copy, (written, "__setitem__", *node.args[1:])
+            node.meta["val"] = written.meta.get("val")
         elif node.op == "call_method":
             if hasattr(Tensor, node.target[:-1]):
                 node.target = node.target[:-1]
             else:
-                node.op, node.args, node.target = "call_function", (node.args[0], node.target, *node.args[1:]), on_copy
+                node.op, node.args, node.target = "call_function", (written, node.target, *node.args[1:]), on_copy
         else:
             _function_out_of_place(node)
+
+
+def _written_through(graph: fx.Graph, node: fx.Node, written: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """`x[i].relu_()` writes into x: whoever reads x later reads x with that part replaced. True where that was done."""
+    whole: Any = written.args[0] if written.target is operator.getitem else None
+    if not isinstance(whole, fx.Node) or not isinstance(whole.meta.get("val"), Tensor):
+        return False
+    if not _shares_memory(whole, written):
+        return False
+    index = written.args[1]
+    later = [user for user in whole.users if order[user] > order[node]]
+    if later and later[0].target is operator.setitem and later[0].args[1:] == (index, node):
+        return True  # x[i] += 1, which stores the part itself
+    with graph.inserting_after(node):
+        replaced = graph.call_function(on_copy, (whole, "__setitem__", index, node))
+    replaced.meta["val"] = whole.meta["val"]
+    order[replaced] = order[node]
+    for user in later:
+        user.replace_input_with(whole, replaced)
+    return True
+
+
+def _shares_memory(a: fx.Node, b: fx.Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+
+
+def _aliases(written: fx.Node, order: dict[fx.Node, int], now: int, stored: bool) -> list[fx.Node]:
+    """The nodes that hold the very tensor that is written to; parts of it that are read later cannot be followed."""
+    value = written.meta.get("val")
+    if not isinstance(value, Tensor):
+        return [written]
+    same = [written]
+    for node in list(order):
+        other = node.meta.get("val")
+        if node is written or order[node] >= now or not isinstance(other, Tensor) or not _shares_memory(node, written):
+            continue
+        if (other.shape, other.stride(), other.storage_offset()) == (
+            value.shape,
+            value.stride(),
+            value.storage_offset(),
+        ):
+            same.append(node)
+        elif not stored and any(order[user] > now for user in node.users):
+            raise TraceError(
+                f"forward writes in place into {written.name}, a part of {node.name}, which is read again afterwards: "
+                "write y = f(x) instead of f_(x), or keep the submodule whole with leaf_modules=[ItsClass]"
+            )
+    return same
 
 
 def _function_out_of_place(node: fx.Node) -> None:
@@ -215,11 +244,18 @@ def _hold(traced: fx.GraphModule, node: fx.Node, value: Tensor) -> str:
     """Keep a computed tensor where its first ingredient is kept; the name it has there."""
     owner = str(node.all_input_nodes[0].target).rpartition(".")[0] if node.all_input_nodes else ""
     holder = traced.get_submodule(owner)
+    name = _free_name(holder, node.name)
     if value.is_floating_point():
-        holder.register_parameter(node.name, nn.Parameter(value.clone()))
+        holder.register_parameter(name, nn.Parameter(value.clone()))
     else:
-        holder.register_buffer(node.name, value.clone())
-    return f"{owner}.{node.name}" if owner else node.name
+        holder.register_buffer(name, value.clone())
+    return f"{owner}.{name}" if owner else name
+
+
+def _free_name(holder: nn.Module, name: str) -> str:
+    while hasattr(holder, name):
+        name += "_"
+    return name
 
 
 def _as_modules(traced: fx.GraphModule) -> None:
@@ -231,10 +267,12 @@ def _as_modules(traced: fx.GraphModule) -> None:
         module = None if build is None else build(traced, node)
         if module is None:
             continue
-        owner = str(next(n for n in node.all_input_nodes[1:] if n.op == "get_attr").target).rpartition(".")[0]
-        name = f"{owner}.{node.name}" if owner else node.name
+        source = node.kwargs["input"] if "input" in node.kwargs else node.args[0]
+        held = next(n for n in node.all_input_nodes if n.op == "get_attr" and n is not source)
+        owner = str(held.target).rpartition(".")[0]
+        free = _free_name(traced.get_submodule(owner), node.name)
+        name = f"{owner}.{free}" if owner else free
         traced.add_submodule(name, module.eval())
-        source = node.all_input_nodes[0]
         node.op, node.target, node.args, node.kwargs = "call_module", name, (source,), {}
 
 

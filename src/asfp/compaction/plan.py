@@ -10,16 +10,31 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from asfp.compaction.analyse import Analysis
 from asfp.compaction.channels import Channels, Mask
 from asfp.compaction.rewrite import Rewriter
-from asfp.compaction.rules.base import shape_of
+from asfp.compaction.rules.base import Op, shape_of
 from asfp.compaction.rules.weighted import TRANSPOSED, Filters, Weighted
 from asfp.errors import AsfpError
 
 FORMAT = 1
+DTYPES = {
+    str(t).removeprefix("torch."): t
+    for t in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    )
+}
+"""Types that an input may have, by name."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,8 @@ class Plan:
     constant_outputs: int
     signature: str
     facts: dict[str, str]
+    input_names: tuple[str, ...]
+    input_types: tuple[str, ...]
 
     @property
     def macs_before(self) -> int:
@@ -106,6 +123,10 @@ class Plan:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise AsfpError(f"this plan has another format than {FORMAT}: make it again with asfp.compact")
+            if not len(data["inputs"]) == len(data["input_names"]) == len(data["input_types"]):
+                raise ValueError("its inputs, their names and types differ in number")
+            if unknown := set(data["input_types"]) - set(DTYPES):
+                raise ValueError(f"its inputs have types {sorted(unknown)}")
             return cls(
                 model=str(data.pop("model")),
                 inputs=tuple(tuple(int(n) for n in shape) for shape in data.pop("inputs")),
@@ -114,6 +135,8 @@ class Plan:
                 folded=tuple(FoldedPlan(**x) for x in data.pop("folded")),
                 layouts=dict(data.pop("layouts")),
                 facts=dict(data.pop("facts")),
+                input_names=tuple(str(n) for n in data.pop("input_names")),
+                input_types=tuple(str(n) for n in data.pop("input_types")),
                 **data,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -188,7 +211,7 @@ def signature(traced: fx.GraphModule) -> str:
 
 def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter) -> Plan:
     model = type(traced).__name__
-    inputs = tuple(shape_of(n) for n in traced.graph.nodes if n.op == "placeholder" and hasattr(n.meta["val"], "shape"))
+    inputs = [n for n in traced.graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
     barriers = tuple(BarrierPlan(op.name, op.spelling, reason) for op, reason in state.barriers)
     folded = tuple(FoldedPlan(*f) for f in out.folded)
     output = next(n for n in traced.graph.nodes if n.op == "output")
@@ -197,7 +220,17 @@ def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter) -> Plan:
     )
     facts = {name: pack(mask) for name, mask in state.facts.recorded.items()}
     return Plan(
-        model, inputs, _layers(state, out), barriers, folded, dict(out.layouts), constant, signature(traced), facts
+        model=model,
+        inputs=tuple(shape_of(n) for n in inputs),
+        layers=_layers(state, out),
+        barriers=barriers,
+        folded=folded,
+        layouts=dict(out.layouts),
+        constant_outputs=constant,
+        signature=signature(traced),
+        facts=facts,
+        input_names=tuple(str(n.target) for n in inputs),
+        input_types=tuple(str(n.meta["val"].dtype).removeprefix("torch.") for n in inputs),
     )
 
 
@@ -208,7 +241,7 @@ def _layers(state: Analysis, out: Rewriter) -> tuple[LayerPlan, ...]:
             continue
         before: Any = op.module
         after: Any = out.attributes.get(str(op.node.target), before) if op.node in state.existing else None
-        positions = _positions(op.node, before)
+        positions = _positions(op, before)
         sizes = [(*_widths(m), positions * m.weight.numel()) if m is not None else (0, 0, 0) for m in (before, after)]
         (i0, o0, m0), (i1, o1, m1) = sizes
         layers.append(LayerPlan(str(op.node.target), type(before).__name__, i0, i1, o0, o1, m0, m1))
@@ -226,9 +259,9 @@ def _widths(module: Any) -> tuple[int, int]:
     return int(filters.weight.shape[1]) * filters.groups, int(filters.weight.shape[0])
 
 
-def _positions(node: fx.Node, module: Any) -> int:
+def _positions(op: Op, module: Any) -> int:
     """How often each weight is used for one sample."""
-    shape = shape_of(node.args[0] if isinstance(module, TRANSPOSED) else node)  # type: ignore[arg-type]
+    shape = shape_of(op.source if isinstance(module, TRANSPOSED) else op.node)
     dims = module.weight.ndim - 2 if module.weight.ndim > 2 else 0
     return math.prod(shape[len(shape) - dims :]) if dims else math.prod(shape[1:-1])
 

@@ -41,9 +41,6 @@ class Rewriter:
         self.fetched: dict[tuple[fx.Node, bytes], fx.Node] = {}
         self.folded: list[tuple[str, int, str, int]] = []
         self.layouts: dict[str, str] = {}
-        floating = (p for p in state.traced.parameters() if p.is_floating_point())
-        sample = next(floating, torch.zeros(0))
-        self.dtype, self.device = sample.dtype, sample.device
 
     def run(self) -> tuple[dict[str, Any], fx.Graph]:
         """The modules and parameters of the compact model by name, and its graph."""
@@ -124,15 +121,15 @@ class Rewriter:
             if len(places) and np.array_equal(places, run):
                 cut = (slice(None),) * axis + (slice(int(places[0]), int(places[-1]) + 1),)
                 return self.function(operator.getitem, (physical.node, cut))
-            return self.insert(name, Pick(self._index(places), axis), (physical.node,))
+            return self.insert(name, Pick(self._index(places, node), axis), (physical.node,))
         fill = np.where(channels.live, 0.0, channels.value)[labels[missing]]
         nonzero = self.state.facts(node.name, f"fill{len(self.fetched)}", lambda: fill != 0)
         if not nonzero.any():
             places = np.where(missing, width, places)
-            index = None if np.array_equal(places, np.arange(width + 1)) else self._index(places)
+            index = None if np.array_equal(places, np.arange(width + 1)) else self._index(places, node)
             return self.insert(name, Widen(index, self._column(np.zeros(1), node), axis), (physical.node,))
         places[missing] = width + np.arange(int(missing.sum()))
-        index = None if np.array_equal(places, np.arange(len(places))) else self._index(places)
+        index = None if np.array_equal(places, np.arange(len(places))) else self._index(places, node)
         return self.insert(name, Widen(index, self._column(fill, node), axis), (physical.node,))
 
     def size(self, node: fx.Node) -> tuple[Any, ...]:
@@ -204,16 +201,17 @@ class Rewriter:
         )
         return self.graph.get_attr(str(node.target))
 
-    def like(self, values: Tensor) -> Tensor:
-        return values.to(dtype=self.dtype, device=self.device)
+    def like(self, values: Tensor, node: fx.Node) -> Tensor:
+        """Values in the precision and on the device of an original value."""
+        return values.to(dtype=node.meta["val"].dtype, device=node.meta["val"].device)
 
     def _column(self, values: Any, node: fx.Node) -> Tensor:
         shape = [1] * len(shape_of(node))
         shape[self.state.channels_of(node).axis] = -1
-        return self.like(torch.from_numpy(values).reshape(shape))
+        return self.like(torch.from_numpy(values).reshape(shape), node)
 
-    def _index(self, places: Any) -> Tensor:
-        return torch.as_tensor(places, dtype=torch.int64, device=self.device)
+    def _index(self, places: Any, node: fx.Node) -> Tensor:
+        return torch.as_tensor(places, dtype=torch.int64, device=node.meta["val"].device)
 
     # notes for the plan
 

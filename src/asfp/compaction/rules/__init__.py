@@ -55,6 +55,7 @@ MODULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), PAD),
     **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), PAD),
     **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), PAD),
+    **dict.fromkeys((nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d), PAD),
     nn.PReLU: PReLU(),
     BorderBias: Border(),
     nn.Flatten: Flatten(),
@@ -78,7 +79,8 @@ _EXPAND, _CUT, _SIZE = Expand(), Cut(), Size()
 
 METHODS: dict[str, Rule] = {
     **dict.fromkeys((n for n in _POINTWISE_NAMES if hasattr(torch.Tensor, n)), POINTWISE),
-    **dict.fromkeys(("clone", "contiguous", "detach", "float", "double", "half", "bfloat16"), IDENTITY),
+    **dict.fromkeys(("clone", "contiguous", "detach"), IDENTITY),
+    **dict.fromkeys(("float", "double", "half", "bfloat16", "to"), POINTWISE),
     **_REDUCE,
     **dict.fromkeys(("add", "__add__", "__radd__"), _ADD),
     **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _MUL),
@@ -105,16 +107,17 @@ FUNCTIONS: dict[Any, Rule] = {
     **dict.fromkeys((torch.clone, torch.detach), IDENTITY),
     **{getattr(torch, n): rule for n, rule in _REDUCE.items()},
     **dict.fromkeys((operator.add, torch.add), _ADD),
-    **dict.fromkeys((operator.sub, torch.sub), _SUB),
-    **dict.fromkeys((operator.mul, torch.mul), _MUL),
-    **dict.fromkeys((operator.truediv, torch.div), _DIV),
+    **dict.fromkeys((operator.sub, torch.sub, torch.subtract), _SUB),
+    **dict.fromkeys((operator.mul, torch.mul, torch.multiply), _MUL),
+    **dict.fromkeys((operator.truediv, torch.div, torch.divide), _DIV),
     torch.maximum: _MAX,
     torch.minimum: _MIN,
-    **dict.fromkeys((torch.cat, torch.concat), Concatenate()),
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), Concatenate()),
     **dict.fromkeys((torch.chunk, torch.split), _CUT),
     operator.getitem: Item(),
     **dict.fromkeys((torch.narrow, torch.index_select), Take()),
     getattr: _SIZE,
+    len: _SIZE,
     torch.flatten: _FLATTEN,
     torch.reshape: _VIEW,
     **dict.fromkeys((torch.permute, torch.transpose, torch.swapaxes), _PERMUTE),
@@ -157,7 +160,7 @@ def rule_for(op: Op, shared: str | None) -> Rule:
     if node.op == "call_module":
         assert op.module is not None
         rule = MODULES.get(type(op.module))
-        if rule is not None and shared and next(op.module.parameters(), None) is not None:
+        if rule is not None and shared and len((*op.module.parameters(), *op.module.buffers())):
             return Barrier(shared)
         if rule is not None and (op.module._forward_hooks or op.module._forward_pre_hooks):
             return Barrier("it has forward hooks, which may do anything")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from asfp.compaction.channels import Channels, Labels, Unsupported, all_live
+from asfp.compaction.sizes import is_static
 
 if TYPE_CHECKING:
     from asfp.compaction.analyse import Analysis
@@ -61,18 +62,6 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)
-
-
-def is_static(node: fx.Node, axis: int) -> bool:
-    """Whether the tensor has the same size along `axis` for every input of the network."""
-    other = node.meta.get("other")
-    return isinstance(other, Tensor) and other.ndim > axis and other.shape[axis] == node.meta["val"].shape[axis]
-
-
-def is_static_number(node: fx.Node) -> bool:
-    """Whether the node is a number, the same for every input of the network."""
-    value = node.meta.get("val")
-    return isinstance(value, int) and not isinstance(value, bool) and node.meta.get("other") == value
 
 
 def fresh(node: fx.Node, axis: int | None = None) -> Channels | None:

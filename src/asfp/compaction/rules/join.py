@@ -13,6 +13,7 @@ from asfp.compaction.channels import Channels, Labels, Mask, Unsupported, Values
 from asfp.compaction.layers import AddPrefix, Constant
 from asfp.compaction.rules.base import Op, Rule, axis_of, column, is_tensor, shape_of
 from asfp.compaction.rules.perchannel import Pointwise
+from asfp.compaction.sizes import shapes_of
 
 if TYPE_CHECKING:
     from asfp.compaction.analyse import Analysis
@@ -117,9 +118,11 @@ class Arithmetic(Rule):
         """Whether the operand alone has the result's extent (channels aside)."""
         if x.kind not in ("channels", "shared"):
             return False
-        shape, result = shape_of(x.node), shape_of(op.node)
-        shape = (1,) * (len(result) - len(shape)) + shape
-        return all(m == n for i, (m, n) in enumerate(zip(shape, result, strict=True)) if i != axis)
+        for shape, result in zip(shapes_of(x.node), shapes_of(op.node), strict=True):
+            wide = (1,) * (len(result) - len(shape)) + shape
+            if any(m != n for i, (m, n) in enumerate(zip(wide, result, strict=True)) if i != axis):
+                return False
+        return True
 
     def emit(self, op: Op, out: Rewriter) -> None:
         (a, b), axis, _ = self.operands(op, out.state)
@@ -175,7 +178,7 @@ class Arithmetic(Rule):
         fill = torch.from_numpy(np.where(x.live, 0, x.value)[keep])
         if self.kind == "add" and not out.state.facts(op.name, f"fill{x.node.name}", lambda: (fill != 0).numpy()).any():
             return None
-        return out.insert(f"{op.name}_constant", Constant(column(out.like(fill), axis, ndim)), ())
+        return out.insert(f"{op.name}_constant", Constant(column(out.like(fill, x.node), axis, ndim)), ())
 
     def prefix(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
         """A contiguous addition where one operand holds just the first channels of the other, the rest being zero."""
@@ -187,7 +190,7 @@ class Arithmetic(Rule):
                 np.array_equal(w.keep, keep)
                 and 0 < len(n.keep) < len(keep)
                 and np.array_equal(n.keep, keep[: len(n.keep)])
-                and shape_of(wide.node) == shape_of(narrow.node) == shape_of(op.node)
+                and shapes_of(wide.node) == shapes_of(narrow.node) == shapes_of(op.node)
                 and not self.filled(op, narrow, keep[len(n.keep) :], out)
             ):
                 return out.insert(f"{op.name}_prefix", AddPrefix(axis, len(n.keep)), (w.node, n.node))

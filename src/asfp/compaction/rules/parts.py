@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import fx
 
 from asfp.compaction.channels import Channels, Labels, Unsupported
@@ -51,35 +52,42 @@ class Cut(Rule):
 
 
 class Item(Rule):
-    """x[...]: a part of a cut tensor, a slice of channels or of space, a size."""
+    """x[...]: a part of a cut tensor, a slice of channels or of space, new axes of size one, a size."""
+
+    def index(self, op: Op, state: Analysis) -> list[Any]:
+        """One entry for each axis of the result's index: slices and None, an ellipsis written out."""
+        given = state.plain(op.node.args[1])
+        parts = list(given) if isinstance(given, tuple) else [given]
+        if not all(p is None or p is Ellipsis or isinstance(p, slice) for p in parts):
+            raise Unsupported("it indexes with something other than slices")
+        missing = len(shape_of(op.source)) - sum(isinstance(p, slice) for p in parts)
+        at = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
+        return [*parts[:at], *[slice(None)] * missing, *parts[at + 1 :]]
+
+    def place(self, op: Op, state: Analysis) -> int:
+        """Where in the index the channels' axis stands: also their axis in the result."""
+        axis = state.channels_of(op.source).axis
+        return [i for i, p in enumerate(self.index(op, state)) if p is not None][axis]
 
     def span(self, op: Op, state: Analysis) -> tuple[fx.Node, Labels]:
         """The tensor that channels are taken from, and which."""
-        parent, index = op.source, op.node.args[1]
-        known = state.channels.get(parent)
+        known = state.channels.get(op.source)
         if isinstance(known, Parts):
-            low, high = known.spans[index]  # type: ignore[index]
+            low, high = known.spans[op.node.args[1]]  # type: ignore[index]
             return known.source, np.arange(low, high)
-        channels = state.channels_of(parent)
-        index = state.plain(index if isinstance(index, tuple) else (index,))
-        here = index[channels.axis] if len(index) > channels.axis else slice(None)
-        if not isinstance(here, slice) or any(isinstance(v, fx.Node) for v in (here.start, here.stop, here.step)):
+        here = self.index(op, state)[self.place(op, state)]
+        if any(isinstance(v, fx.Node) for v in (here.start, here.stop, here.step)):
             raise Unsupported("it takes channels by something other than a plain slice")
-        return parent, np.arange(channels.size)[here]
+        return op.source, np.arange(state.channels_of(op.source).size)[here]
 
     def forward(self, op: Op, state: Analysis) -> Channels | None:
-        parent, index = op.source, op.node.args[1]
-        if isinstance(state.channels.get(parent), Parts):
-            source, labels = self.span(op, state)
-            return state.channels_of(source).take(labels)
-        if not isinstance(state.channels.get(parent), Channels):
+        known = state.channels.get(op.source)
+        if not isinstance(known, (Parts, Channels)):
             state.rules[op.node] = Opaque()
             return fresh(op.node)
-        index = index if isinstance(index, tuple) else (index,)
-        if not all(isinstance(i, slice) for i in index):
-            raise Unsupported("it indexes with something other than slices")
-        _, labels = self.span(op, state)
-        return state.channels_of(parent).take(labels)
+        source, labels = self.span(op, state)
+        taken = state.channels_of(source).take(labels)
+        return taken if isinstance(known, Parts) else taken.moved(self.place(op, state))
 
     def backward(self, op: Op, state: Analysis) -> None:
         source, labels = self.span(op, state)
@@ -93,12 +101,11 @@ class Item(Rule):
         place = {int(label): i for i, label in enumerate(labels)}
         inside = np.array([int(k) for k in physical.keep if int(k) in place], dtype=np.int64)
         node = out.fetch(source, inside)
-        index = op.node.args[1]
-        if isinstance(index, tuple):  # slices of space stay
-            axis = out.state.channels_of(source).axis
-            rest = tuple(slice(None) if i == axis else s for i, s in enumerate(index))
-            if any(s != slice(None) for s in rest):
-                node = out.function(operator.getitem, (node, out.arguments(rest)))
+        if source is op.source:  # slices of space and new axes stay
+            rest = self.index(op, out.state)
+            rest[self.place(op, out.state)] = slice(None)
+            if any(p != slice(None) for p in rest):
+                node = out.function(operator.getitem, (node, out.arguments(tuple(rest))))
         out.define(op.node, node, np.array([place[int(k)] for k in inside], dtype=np.int64))
 
 
@@ -149,12 +156,19 @@ class Size(Rule):
 
     def emit(self, op: Op, out: Rewriter) -> None:
         dim = op.get("dim", 1)
+        if op.spelling in ("dim", "ndimension"):
+            out.define_plain(op.node, len(shape_of(op.source)))
+            return
         if op.spelling == "getattr" and op.node.args[1] != "shape":
             out.define_plain(op.node, out.copy(op.node, {op.source: out.some(op.source)}))
             return
         sizes = out.size(op.source)
-        if op.spelling == "size" and dim is not None:
+        if op.spelling == "len":
+            out.define_plain(op.node, sizes[0])
+        elif op.spelling == "size" and dim is not None:
             out.define_plain(op.node, sizes[axis_of(dim, len(sizes))])
+        elif any(user.op == "call_method" and user.args[0] is op.node for user in op.node.users):
+            out.define_plain(op.node, out.function(torch.Size, (list(sizes),)))
         else:
             out.define_plain(op.node, sizes)
 

@@ -187,7 +187,7 @@ class Reduce(Rule):
         source = state.channels_of(op.source)
         ndim = len(shape_of(op.source))
         dims = op.get("dim", 1, None)
-        if dims is None or set(op.node.kwargs) - {"dim", "keepdim", "input"}:
+        if dims is None or dims in ([], ()) or set(op.node.kwargs) - {"dim", "keepdim", "input"}:
             raise Unsupported("it reduces over everything, or with further options")
         dims = [axis_of(d, ndim) for d in (dims if isinstance(dims, Sequence) else [dims])]
         if source.axis in dims:

@@ -10,7 +10,8 @@ import numpy as np
 from torch import fx
 
 from asfp.compaction.channels import Channels, Mask, Unsupported
-from asfp.compaction.rules.base import Op, Rule, axis_of, is_static, shape_of
+from asfp.compaction.rules.base import Op, Rule, axis_of, shape_of
+from asfp.compaction.sizes import is_static
 
 if TYPE_CHECKING:
     from asfp.compaction.analyse import Analysis
@@ -129,11 +130,12 @@ class View(Rule):
             out.define(op.node, source.node, source.keep)
             return
         keep = (source.keep[:, None] * inner + np.arange(inner)).reshape(-1)
-        sizes = out.state.plain(self.sizes(op))
+        sizes = self.sizes(op)
         if sizes is None:
             node = out.copy(op.node, {op.source: source.node})
         else:
-            open_size = isinstance(sizes[axes[0]], fx.Node) or sizes[axes[0]] == -1
+            along = out.state.plain(sizes[axes[0]])
+            open_size = isinstance(along, fx.Node) or along == -1
             sizes = [*sizes[: axes[0]], -1 if open_size else len(keep), *sizes[axes[0] + 1 :]]
             node = out.method("reshape", (source.node, *out.arguments(tuple(sizes))))
         out.define(op.node, node, keep)
@@ -223,8 +225,8 @@ class Expand(Rule):
     def forward(self, op: Op, state: Analysis) -> Channels:
         source = state.channels_of(op.source)
         old, new = shape_of(op.source), shape_of(op.node)
-        if len(old) != len(new) or old[source.axis] != new[source.axis]:
-            raise Unsupported("it expands channels")
+        if len(old) != len(new) or old[source.axis] != new[source.axis] or op.node.kwargs:
+            raise Unsupported("it expands channels, or by keyword")
         if op.spelling == "expand_as":
             state.channels_of(op.node.args[1])  # type: ignore[arg-type]
         return source

@@ -143,7 +143,8 @@ class Weighted(Rule):
         absent = np.setdiff1d(np.arange(source.size), columns)
         absent = absent[state.facts(op.name, "constants", lambda: source.nonzero)[absent]]
         small = out.shrink(op, module, _changes(module, filters, rows, columns))
-        result = out.call(op.node, small, node)
+        assert small == op.node.target
+        result = out.copy(op.node, {op.source: node})
         if len(absent) and self.foldable(module, filters):
             result = self.make_up(op, out, filters, rows, absent, source.value, (result, node))
         out.define(op.node, result, rows)
@@ -162,7 +163,7 @@ class Weighted(Rule):
             shift = torch.as_tensor((sums * filters.per_filter(kept)).sum(axis=1)[rows], device=device)
             if facts(op.name, "shift", lambda: np.array([bool((shift != 0).any())]))[0]:
                 bias = shift if filters.bias is None else filters.bias.detach()[_index(rows, device)].double() + shift
-                module.bias = nn.Parameter(bias.to(dtype))
+                module.bias = nn.Parameter(bias.to(dtype), requires_grad=module.weight.requires_grad)
                 out.note_folded(op, len(absent), "bias", 0)
             return result
         response = filters.response(absent, values, rows)
