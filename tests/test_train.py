@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from asfp import AsfpError
+from asfp import AsfpError, load
+from asfp.data import digits
 from asfp.train import config_from, train
 from asfp.train.journal import read_metrics
 
@@ -32,6 +33,11 @@ def test_every_method_ends_with_an_equal_compact_model(tmp_path: Path, method: s
     assert result["test_images"] == 360
     assert (sizes["macs"] < 0.7 * sizes["macs_dense"]) == (method != "none")
     assert record == json.loads((tmp_path / "record.json").read_text())
+    small = load(tmp_path / "compact.safetensors").eval()
+    test = digits(size=8)
+    with torch.no_grad():
+        right = (small(test.test_images).argmax(1) == test.test_labels).float().mean().item()
+    assert right == pytest.approx(result["accuracy"], abs=1e-6)
     rows = read_metrics(tmp_path)
     assert [row["epoch"] for row in rows] == [1, 2]
     assert [row["lr"] for row in rows] == [0.05, pytest.approx(0.01)]

@@ -31,7 +31,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """Run a config to its end and return its record; a run that was cut off goes on where it was.
 
     Everything is written under `config.folder`: config.toml, metrics.jsonl, TensorBoard files, checkpoints, model.pt
-    (the masked weights), compact.pt and record.json. Called again when all is done, it only returns the record.
+    (the masked weights), compact.safetensors (for `asfp.load`) and record.json. Called again when all is done, it only
+    returns the record.
 
     >>> import tempfile
     >>> from asfp.train import config_from

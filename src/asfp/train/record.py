@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asfp.artifact import save
 from asfp.compaction import CompactModule, compact, verify
 from asfp.errors import VerificationError
 from asfp.train.assemble import Parts
@@ -69,7 +70,7 @@ def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> 
     }
     if parts.fabric.is_global_zero:
         torch.save(model.state_dict(), config.folder / "model.pt")
-        torch.save({"plan": small.plan.to_json(), "state_dict": small.state_dict()}, config.folder / "compact.pt")
+        save(small, config.folder / "compact.safetensors")
         write_record(config.folder / RECORD, record)
     return record
 
