@@ -27,7 +27,7 @@ def names_of_a_training_loop() -> dict[str, Any]:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimiser.step()
 
-    return {"model": model, "epochs": 3, "train_one_epoch": train_one_epoch}
+    return {"model": model, "epochs": 3, "train_one_epoch": train_one_epoch, "example_inputs": images[:1]}
 
 
 def test_the_first_screen_shows_the_loop_and_the_commands() -> None:
@@ -46,6 +46,17 @@ def test_the_loop_prunes_the_readers_model() -> None:
             assert zero == int(0.4 * module.out_channels)
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs(number: int) -> None:
-    exec(BLOCKS[number], {"asfp": asfp, **names_of_a_training_loop()})
+def test_all_blocks_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = names_of_a_training_loop()
+    reader = names["model"]
+    for block in BLOCKS:
+        exec(block, names)
+        if "asfp.save(" in block:
+            loaded = asfp.load(tmp_path / "small.safetensors", model=asfp.create_model("resnet8"))
+            assert asfp.verify(reader, loaded, names["example_inputs"]).ok
+            assert loaded.plan.macs_after < 0.6 * loaded.plan.macs_before
+        if "asfp.verify(" in block:
+            assert asfp.verify(reader, names["small"], names["example_inputs"]).ok
+        if "create_model" in block:
+            names["model"] = asfp.create_model("resnet8")

@@ -362,12 +362,16 @@ class _ShapeTracer(fx.Tracer):
         return self.supplied[name] if name in self.supplied else self.defaults.get(name.rpartition("_")[0])
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A leaf on fake values; in training, on fake buffers too, since batch norm would count this as a batch."""
-        buffers = dict(module.named_buffers()) if module.training else {}
-        if buffers:
-            return torch.func.functional_call(module, self._fake(buffers), args, kwargs)
+        """A leaf on fake values, in evaluation mode: in training, batch norm would count this as a batch."""
         assert self.fake is not None
-        return run_fake(self.fake, module, args, kwargs)
+        modes = [(m, m.training) for m in module.modules()]
+        for m, _ in modes:
+            m.training = False
+        try:
+            return run_fake(self.fake, module, args, kwargs)
+        finally:
+            for m, training in modes:
+                m.training = training
 
     def _fake(self, value: Any) -> Any:
         assert self.fake is not None
