@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from asfp.trace import fake_mode, run_fake
+from asfp.fake import fake_mode, run_fake
 
 Axis = tuple[int, int]
 """The number of an input tensor, and one of its axes."""

@@ -248,20 +248,32 @@ class Expand(Rule):
         out.define(op.node, out.method("expand", (source.node, *sizes)), source.keep)
 
 
-class PixelShuffle(Rule):
-    """Channels c * r^2 ... of the input become the r x r pixels of channel c: all come together, or none."""
+class Pixels(Rule):
+    """What pixel shuffle and its inverse share: r^2 channels here are r x r pixels of one channel there."""
+
+    option = ""
 
     def factor(self, op: Op) -> int:
-        r = op.get("upscale_factor", 1)
+        r = op.get(self.option, 1)
         if not isinstance(r, int):
             raise Unsupported("its factor is not a plain number")
         return r * r
 
-    def forward(self, op: Op, state: Analysis) -> Channels:
-        source = state.channels_of(op.source)
-        if source.axis != len(shape_of(op.source)) - 3:
+    def source(self, op: Op, state: Analysis) -> Channels:
+        known = state.channels_of(op.source)
+        if known.axis != len(shape_of(op.source)) - 3:
             raise Unsupported("its input's channels are not where it expects them")
-        live, value = source.live.reshape(-1, self.factor(op)), source.value.reshape(-1, self.factor(op))
+        return known
+
+
+class PixelShuffle(Pixels):
+    """Channels c * r^2 ... of the input become the r x r pixels of channel c: all come together, or none."""
+
+    option = "upscale_factor"
+
+    def forward(self, op: Op, state: Analysis) -> Channels:
+        source, f = self.source(op, state), self.factor(op)
+        live, value = source.live.reshape(-1, f), source.value.reshape(-1, f)
         mixed = live.any(axis=1) | state.facts(op.name, "mixed", lambda: (value != value[:, :1]).any(axis=1))
         return source.like(mixed, value[:, 0])
 
@@ -276,20 +288,13 @@ class PixelShuffle(Rule):
         out.define(op.node, out.copy(op.node, {op.source: out.fetch(op.source, labels)}), keep)
 
 
-class PixelUnshuffle(Rule):
+class PixelUnshuffle(Pixels):
     """Each channel becomes r^2 channels of every r-th pixel."""
 
-    def factor(self, op: Op) -> int:
-        r = op.get("downscale_factor", 1)
-        if not isinstance(r, int):
-            raise Unsupported("its factor is not a plain number")
-        return r * r
+    option = "downscale_factor"
 
     def forward(self, op: Op, state: Analysis) -> Channels:
-        source = state.channels_of(op.source)
-        if source.axis != len(shape_of(op.source)) - 3:
-            raise Unsupported("its input's channels are not where it expects them")
-        f = self.factor(op)
+        source, f = self.source(op, state), self.factor(op)
         return source.like(np.repeat(source.live, f), np.repeat(source.value, f))
 
     def backward(self, op: Op, state: Analysis) -> None:
