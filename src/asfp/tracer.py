@@ -16,7 +16,6 @@ from unittest import mock
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from asfp.errors import TraceError
 from asfp.fake import fakes, quiet, run_fake
@@ -178,8 +177,10 @@ class ShapeTracer(fx.Tracer):
 
     def _recorded(self, function: Any) -> Any:
         def record(*args: Any, **kwargs: Any) -> Any:
-            given = args if function is len else _leaves((args, kwargs))  # the length of a list of values is known
-            if any(isinstance(a, fx.Proxy) for a in given):
+            if self.evaluating:
+                return function(*args, **kwargs)
+            inner = () if function is len else args  # the length of a list of values is known
+            if any(isinstance(a, fx.Proxy) for a in args) or any(_holds_proxy(a) for a in inner):
                 return self.create_proxy("call_function", function, args, kwargs)
             return function(*args, **kwargs)
 
@@ -255,8 +256,8 @@ class ShapeTracer(fx.Tracer):
         return fakes(self.fake, value)
 
 
-def _leaves(tree: Any) -> list[Any]:
-    return pytree.tree_leaves(tree)
+def _holds_proxy(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and any(isinstance(x, fx.Proxy) for x in value)
 
 
 def _attribute(root: nn.Module, target: str) -> Any:
