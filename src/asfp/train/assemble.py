@@ -20,6 +20,7 @@ from asfp.pruner import HardPruner, SoftPruner
 from asfp.schedule import AsymptoticSchedule, ConstantSchedule, CubicSchedule, LinearSchedule
 from asfp.train.config import OptimizerConfig, PruningConfig, TrainConfig
 from asfp.train.step import GraphedStep, Normalise, Step, eager_step
+from asfp.weights import load_weights
 
 
 class Data(Protocol):
@@ -182,39 +183,11 @@ def build_model(config: TrainConfig, data: Data) -> nn.Module:
         torch.manual_seed(config.seed)
         model = create_model(name, **(options | config.model.options))
     if config.model.weights:
-        load_weights(model, Path(config.model.weights))
+        path = Path(config.model.weights)
+        if not path.exists():
+            raise AsfpError(f"model.weights={str(path)!r}: there is no such file; train the dense recipe first")
+        load_weights(model, path)
     return model
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Start from the weights in `path`: `model.pt` of a run, a safetensors file, or a state dict saved by torch.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "model.pt"
-    >>> torch.save(nn.Linear(2, 3).state_dict(), file)
-    >>> load_weights(nn.Linear(2, 4), file)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    asfp.errors.AsfpError: the weights in ... do not fit Linear: ... size mismatch for weight: ...
-    """
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            weights: Any = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise AsfpError(f"model.weights={str(path)!r}: there is no such file; train the dense recipe first") from error
-    except Exception as error:
-        raise AsfpError(f"model.weights={str(path)!r} cannot be read as weights: {error}") from error
-    weights = weights.get("state_dict", weights.get("model", weights)) if isinstance(weights, dict) else weights
-    try:
-        model.load_state_dict({str(k).removeprefix("module."): v for k, v in weights.items()})
-    except (RuntimeError, AttributeError) as error:
-        raise AsfpError(
-            f"the weights in {path} do not fit {type(model).__name__}: {' '.join(str(error).split())}"
-        ) from error
 
 
 def build_optimizer(
