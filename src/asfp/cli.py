@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +71,8 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the picture and the record.")] = Path("demo"),
 ) -> None:
     """Train a ResNet-20 on handwritten digits: dense, with SFP and with ASFP, in about two minutes on two cores."""
-    typer.echo("Loading torch ...", err=True)
+    if sys.stderr.isatty():
+        typer.echo("Loading torch ...", err=True)
     from asfp.demo import DemoSettings, run_demo
 
     run_demo(DemoSettings(epochs=epochs, rate=rate, seed=seed, output=output))

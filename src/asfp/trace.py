@@ -52,7 +52,7 @@ def trace(model: nn.Module, example_inputs: Example | None = None, leaf_modules:
     `leaf_modules` are classes or names of submodules to leave whole. The model itself is not changed; its modules
     and parameters are shared with the result.
 
-    >>> from torch import nn
+    >>> import torch
     >>> graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(1, 3, 5, 5)).graph
     >>> [(node.op, tuple(node.meta["val"].shape)) for node in graph.nodes if node.op == "call_module"]
     [('call_module', (1, 8, 3, 3)), ('call_module', (1, 8, 3, 3))]
