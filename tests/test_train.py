@@ -98,6 +98,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert record["result"]["predictions_that_differ"] == 0
 
 
+@pytest.mark.slow  # starts worker processes
 def test_batches_of_a_folder_do_not_depend_on_workers(tmp_path: Path) -> None:
     from asfp.data.folder import FolderData
 
