@@ -124,9 +124,6 @@ class Analysis:
         elif hasattr(known, "source"):  # a cut tensor asked for whole
             self.want_full(known.source)
 
-    def wanted(self, node: fx.Node) -> bool:
-        return bool(self.need[node].any())
-
     @property
     def barriers(self) -> list[tuple[Op, str]]:
         pairs = [(op, self.rules[op.node]) for op in self.ops]

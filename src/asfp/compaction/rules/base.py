@@ -106,8 +106,6 @@ class Rule:
     The default is the identity on channels, for operations that treat each channel alike and alone.
     """
 
-    reads_values = True  # False for operations that only look at shapes
-
     def forward(self, op: Op, state: Analysis) -> Any:
         raise NotImplementedError
 

@@ -145,8 +145,6 @@ class Take(Item):
 class Size(Rule):
     """shape, size(): the original's, for the channels' axis; what the tensor has, for all others."""
 
-    reads_values = False
-
     def forward(self, op: Op, state: Analysis) -> None:
         if isinstance(state.channels.get(op.source), Channels) and len(state.channels_of(op.source).axes) == 2:
             raise Unsupported("it asks for the size of channels that are split over two axes")
