@@ -14,6 +14,7 @@ from asfp import AsfpError, load
 from asfp.data import digits
 from asfp.train import config_from, train
 from asfp.train.journal import read_metrics
+from asfp.train.norms import FILTERS, read_filters
 
 SETTINGS: dict[str, Any] = {
     "epochs": 2,
@@ -43,7 +44,16 @@ def test_every_method_ends_with_an_equal_compact_model(tmp_path: Path, method: s
     assert [row["lr"] for row in rows] == [0.05, pytest.approx(0.01)]
     assert rows[-1]["zeroed"] == (0 if method == "none" else 92)
     assert rows[-1]["regrown"] == 0.0 if method in ("none", "hard") else rows[-1]["regrown"] > 0.0
-    assert set(rows[0]["seconds"]) == {"train", "evaluate", "prune"}
+    assert set(rows[0]["seconds"]) == {"train", "evaluate", "prune", "log"}
+    assert (tmp_path / FILTERS).exists() == (method != "none")
+    if method != "none":
+        filters = read_filters(tmp_path / FILTERS)
+        assert filters.epochs == [1, 2]
+        assert sum(int((~kept[-1]).sum()) for kept in filters.kept.values()) == rows[-1]["zeroed"]
+        state = torch.load(tmp_path / "model.pt", weights_only=True)
+        for name, norms in filters.norms.items():
+            after = state[f"{name}.weight"].flatten(1).norm(dim=1).numpy()
+            assert after == pytest.approx(norms[-1] * filters.kept[name][-1], rel=2e-3)
     assert list((tmp_path / "tensorboard").iterdir())
     assert "[pruning]" in (tmp_path / "config.toml").read_text()
 

@@ -21,6 +21,7 @@ from asfp import AsfpError
 from asfp.train import TrainConfig, config_from, train
 from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest
 from asfp.train.journal import read_metrics
+from asfp.train.norms import FILTERS
 
 SETTINGS: dict[str, Any] = {
     "epochs": 4,
@@ -59,6 +60,7 @@ def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
 def assert_same(folder: Path, other: Path) -> None:
     (rows, weights), (other_rows, other_weights) = results(folder), results(other)
     assert rows == other_rows
+    assert (folder / FILTERS).read_text() == (other / FILTERS).read_text()
     assert weights.keys() == other_weights.keys()
     assert [name for name in weights if not torch.equal(weights[name], other_weights[name])] == []
 

@@ -1,17 +1,19 @@
-"""What a run tells while it runs: metrics.jsonl, TensorBoard, and lines or a progress bar for people."""
+"""What a run tells while it runs: metrics.jsonl, filters.jsonl, TensorBoard, and lines or a progress bar for people."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from asfp.pruner import SoftPruner
 from asfp.train.config import TrainConfig
+from asfp.train.norms import FilterLog
 
 METRICS = "metrics.jsonl"
 HISTOGRAMS_EVERY = 10
@@ -22,8 +24,10 @@ Row = dict[str, Any]
 class Journal:
     """Open from the first epoch to the last; on every process but the first (`quiet`) it does nothing."""
 
-    def __init__(self, config: TrainConfig, history: list[Row], steps: int, quiet: bool = False) -> None:
-        self.config, self.steps, self.quiet = config, steps, quiet
+    def __init__(
+        self, config: TrainConfig, history: list[Row], steps: int, pruner: SoftPruner | None, quiet: bool = False
+    ) -> None:
+        self.config, self.steps, self.pruner, self.quiet = config, steps, pruner, quiet
         if quiet:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -32,6 +36,7 @@ class Journal:
         self.file.write_text(
             "".join(f"{json.dumps(row)}\n" for row in history)
         )  # what a killed run had beyond is redone
+        self.filters = None if pruner is None else FilterLog(config.folder, pruner, len(history))
         board = str(config.folder / "tensorboard")
         self.board: Any = SummaryWriter(board, purge_step=len(history) + 1)
         kind = config.engine.progress
@@ -52,8 +57,8 @@ class Journal:
         if not self.quiet and self.bar is not None:
             self.bar.show(epoch, step)
 
-    def epoch(self, row: Row, pruner: SoftPruner | None) -> None:
-        """Write the row of an epoch everywhere."""
+    def epoch(self, row: Row, norms: Mapping[str, Tensor]) -> None:
+        """Write the row of an epoch, and its filters' norms from before the pruning, everywhere."""
         if self.quiet:
             return
         with self.file.open("a", encoding="utf-8") as file:
@@ -64,9 +69,11 @@ class Journal:
                 if key != "epoch":
                     self.board.add_scalar(f"{key}/{name}".rstrip("/"), number, row["epoch"])
         last = row["epoch"] == self.config.epochs
-        if pruner is not None and (last or row["epoch"] % HISTOGRAMS_EVERY == 0):
-            for name, norms in _filter_norms(pruner).items():
-                self.board.add_histogram(f"filter norms/{name}", norms, row["epoch"])
+        if self.filters is not None and self.pruner is not None:
+            self.filters.epoch(row["epoch"], norms, self.pruner.masks)
+        if last or row["epoch"] % HISTOGRAMS_EVERY == 0:
+            for name, norm in norms.items():
+                self.board.add_histogram(f"filter norms/{name}", norm, row["epoch"])
         if self.bar is not None:
             self.bar.row = row
         elif self.lines:
@@ -106,14 +113,6 @@ def describe(row: Row, epochs: int) -> str:
     else:
         text += f"  accuracy {100 * row['accuracy_after']:.2f}"
     return f"{text}  {sum(row['seconds'].values()):.2f} s"
-
-
-@torch.no_grad()
-def _filter_norms(pruner: SoftPruner) -> dict[str, torch.Tensor]:
-    """The l2 norm of every filter, by layer, with one copy from the device."""
-    norms = [layer.weight.detach().flatten(1).float().norm(dim=1) for layer in pruner.layers]
-    parts = torch.cat(norms).cpu().split([len(n) for n in norms])
-    return {layer.name: part for layer, part in zip(pruner.layers, parts, strict=True)}
 
 
 class _Bar:

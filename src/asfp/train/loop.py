@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from asfp.errors import AsfpError
 from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
@@ -18,6 +19,7 @@ from asfp.train.checkpoint import Progress, load_checkpoint, read_newest, save_c
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import accuracy
 from asfp.train.journal import Journal
+from asfp.train.norms import filter_norms, returned
 from asfp.train.record import RECORD, finish, settings
 
 CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
@@ -30,9 +32,9 @@ class Interrupted(KeyboardInterrupt):
 def train(config: TrainConfig) -> dict[str, Any]:
     """Run a config to its end and return its record; a run that was cut off goes on where it was.
 
-    Everything is written under `config.folder`: config.toml, metrics.jsonl, TensorBoard files, checkpoints, model.pt
-    (the masked weights), compact.safetensors (for `asfp.load`) and record.json. Called again when all is done, it only
-    returns the record.
+    Everything is written under `config.folder`: config.toml, metrics.jsonl, filters.jsonl, TensorBoard files,
+    checkpoints, model.pt (the masked weights), compact.safetensors (for `asfp.load`) and record.json. Called again
+    when all is done, it only returns the record.
 
     >>> import tempfile
     >>> from asfp.train import config_from
@@ -60,7 +62,7 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     progress = load_checkpoint(config.folder, settings(config), parts)
     if first:
         (config.folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    journal = Journal(config, progress.history, parts.data.steps, quiet=not first)
+    journal = Journal(config, progress.history, parts.data.steps, parts.pruner, quiet=not first)
     if progress.epoch or progress.step:
         journal.say(f"going on from {progress} of {config.folder}")
     elif parts.pruner is not None and parts.pruner.schedule(0) > 0.0:
@@ -68,10 +70,10 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     try:
         with _stop_signals() as stop:
             for epoch in range(progress.epoch + 1, config.epochs + 1):
-                row = _epoch(config, parts, progress, journal, epoch, stop)
+                row, norms = _epoch(config, parts, progress, journal, epoch, stop)
                 progress.epoch, progress.step = epoch, 0
                 progress.history.append(row)
-                journal.epoch(row, parts.pruner)
+                journal.epoch(row, norms)
                 if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or stop:
                     _save(config, parts, progress)
                 _leave(config, progress, stop)
@@ -83,8 +85,8 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
 
 def _epoch(
     config: TrainConfig, parts: Parts, progress: Progress, journal: Journal, epoch: int, stop: list[int]
-) -> dict[str, Any]:
-    """One epoch of Algorithm 1 and what is to be told of it."""
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One epoch of Algorithm 1 and what is to be told of it: the row, and the filters' norms before pruning."""
     lr = learning_rate(config.optimizer, epoch, config.epochs)
     set_learning_rate(parts.optimizer, lr)
     clock = _Clock(parts.fabric.device)
@@ -93,15 +95,20 @@ def _epoch(
     _share_buffers(parts)
     before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
     clock.stop("evaluate")
-    rate, zeroed, regrown = 0.0, 0, 0.0
+    rate, zeroed, regrown, back = 0.0, 0, 0.0, 0.0
+    norms: dict[str, Tensor] = {}
     if parts.pruner is not None:
+        norms, masks = filter_norms(parts.pruner), parts.pruner.masks
+        clock.stop("log")
         step = parts.pruner.step(epoch)
         rate, zeroed, regrown = step.rate, step.zeroed, step.regrown
         clock.stop("prune")
+        back = returned(masks, parts.pruner.masks)
+        clock.stop("log")
         if zeroed:
             after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
         clock.stop("evaluate")
-    return {
+    row = {
         "epoch": epoch,
         "loss": _mean_loss(parts, progress),
         "lr": lr,
@@ -110,8 +117,10 @@ def _epoch(
         "accuracy_after": after,
         "zeroed": zeroed,
         "regrown": regrown,
+        "returned": back,
         "seconds": clock.seconds,
     }
+    return row, norms
 
 
 def _train_epoch(
@@ -225,7 +234,7 @@ class _Clock:
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = (
             device,
-            dict.fromkeys(("train", "evaluate", "prune"), 0.0),
+            dict.fromkeys(("train", "evaluate", "prune", "log"), 0.0),
             self._now(device),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,10 @@ class GraphedStep:
         self.warm += 1
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            # torch's compiler warns of its own deprecated parts, and advises TF32 for what runs in bfloat16
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             loss = self.fast(self.images, self.labels, 1.0)
         torch.cuda.current_stream().wait_stream(stream)
         return loss
