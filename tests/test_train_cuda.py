@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from asfp import create_model
 from asfp.train import config_from
 from asfp.train.assemble import Parts, assemble, set_learning_rate, start_fabric
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def parts_of(mode: str, method: str, accelerator: str = "cuda", **data: Any) -> Parts:
+def parts_of(mode: str, method: str, accelerator: str = "cuda", **tables: Any) -> Parts:
     config = config_from(
         {
             "epochs": 4,
             "model": {"name": "resnet8"},
-            "data": {"name": "digits", "size": 16, "batch": 128} | data,
-            "pruning": {"method": method},
+            "data": {"name": "digits", "size": 16, "batch": 128},
+            "pruning": {"method": method} | tables.get("pruning", {}),
+            "distill": tables.get("distill", {}),
             "engine": {"compile": mode, "precision": "32-true", "accelerator": accelerator},
         }
     )
@@ -77,3 +80,27 @@ def test_hard_masks_hold_within_the_graph() -> None:
         parts.step(images, labels, 1.0)
         for layer in parts.pruner.layers:
             assert not layer.weight[~parts.pruner.masks[layer.name]].any()
+
+
+@needs_gpu
+def test_a_frozen_end_and_a_teacher_within_the_graph(tmp_path: Path) -> None:
+    torch.save(create_model("resnet8", in_channels=1).state_dict(), tmp_path / "teacher.pt")
+    parts = parts_of(
+        "graph",
+        "sfp",
+        pruning={"freeze_epochs": 2, "momentum": "zero", "norm": "reset", "soften": 0.5},
+        distill={"weights": str(tmp_path / "teacher.pt")},
+    )
+    assert parts.pruner is not None
+    assert parts.regrowth is not None
+    for epoch in (1, 2, 3):
+        parts.model.train()
+        for images, labels in parts.data.train_batches(epoch):
+            parts.step(images, labels, 1.0)
+            held = [layer.weight[~parts.pruner.masks[layer.name]] for layer in parts.pruner.layers if epoch > 1]
+            assert epoch < 3 or not any(bool(weight.any()) for weight in held)
+        if epoch < 3:
+            parts.regrowth.before(epoch)
+            parts.pruner.step(epoch)
+            parts.regrowth.after(epoch)
+    assert all(bool(p.isfinite().all()) for p in parts.model.parameters())

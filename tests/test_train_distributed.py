@@ -39,7 +39,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         "model": {"name": "timm:test_resnet", "options": {"norm_layer": "groupnorm1"}},
         "data": {"name": "digits", "size": 8, "batch": 256, "test_batch": 100},
         "optimizer": {"lr": 0.02, "milestones": []},
-        "pruning": {"method": "asfp", "rate": 0.4},
+        "pruning": {"method": "asfp", "rate": 0.4, "momentum": "zero", "soften": 0.5, "soften_epochs": 2},
         "engine": {"accelerator": "cpu", "progress": "none", "precision": "64-true"},  # float order tells nothing here
     }
     one = config_from(tables | {"output": str(tmp_path / "one")})

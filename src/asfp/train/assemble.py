@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from asfp.data import ResidentData, cifar10, digits
 from asfp.errors import AsfpError
 from asfp.models import create_model
-from asfp.pruner import HardPruner, SoftPruner
-from asfp.schedule import AsymptoticSchedule, ConstantSchedule, CubicSchedule, LinearSchedule
-from asfp.train.config import OptimizerConfig, PruningConfig, TrainConfig
+from asfp.pruner import SoftPruner
+from asfp.train.config import OptimizerConfig, TrainConfig
+from asfp.train.objective import Objective, cross_entropy, distillation
+from asfp.train.pruning import build_pruner, build_regrowth
+from asfp.train.regrowth import Regrowth
 from asfp.train.step import GraphedStep, Normalise, Step, eager_step
 from asfp.weights import load_weights
 
@@ -50,6 +52,7 @@ class Parts:
     normalise: Normalise
     optimizer: torch.optim.Optimizer
     pruner: SoftPruner | None
+    regrowth: Regrowth | None
     step: Step
     mode: str
     """eager, compile or graph."""
@@ -124,15 +127,18 @@ def assemble(config: TrainConfig, fabric: Any) -> Parts:
         raise AsfpError("engine.compile='graph' is for one GPU: use 'compile' or 'eager'")
     optimizer = build_optimizer(config.optimizer, model, capturable=mode == "graph", device=fabric.device)
     pruner = build_pruner(config, model, data)
+    regrowth = build_regrowth(config, model, data, pruner, optimizer)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    plain = eager_step(fabric, wrapped, normalise, wrapped_optimizer, pruner)
+    loss = build_objective(config, model, data)
+    plain = eager_step(fabric, wrapped, normalise, wrapped_optimizer, regrowth, loss)
     step: Step = plain
     if mode == "compile":
-        step = eager_step(fabric, wrapped, normalise, wrapped_optimizer, pruner, compiled=True)
+        step = eager_step(fabric, wrapped, normalise, wrapped_optimizer, regrowth, loss, compiled=True)
     elif mode == "graph":
-        step = GraphedStep(eager_step(fabric, model, normalise, optimizer, pruner, compiled=True), plain, pruner)
+        fast = eager_step(fabric, model, normalise, optimizer, regrowth, loss, compiled=True)
+        step = GraphedStep(fast, plain, regrowth)
     torch.manual_seed(config.seed + fabric.global_rank)
-    return Parts(fabric, model, data, normalise, optimizer, pruner, step, mode)
+    return Parts(fabric, model, data, normalise, optimizer, pruner, regrowth, step, mode)
 
 
 def build_data(config: TrainConfig, fabric: Any) -> Data:
@@ -173,7 +179,10 @@ def build_model(config: TrainConfig, data: Data) -> nn.Module:
     >>> build_model(TrainConfig(model=ModelConfig("resnet8")), SimpleNamespace(classes=7, shape=(3, 8, 8))).linear
     Linear(in_features=64, out_features=7, bias=True)
     """
-    name = config.model.name
+    return _create(config, data, config.model.name, config.model.options, "model.weights", config.model.weights)
+
+
+def _create(config: TrainConfig, data: Data, name: str, more: dict[str, Any], key: str, weights: str) -> nn.Module:
     options: dict[str, Any] = {"num_classes": data.classes}
     if data.shape[0] != 3:
         if name.startswith("torchvision:"):
@@ -181,13 +190,31 @@ def build_model(config: TrainConfig, data: Data) -> nn.Module:
         options["in_chans" if name.startswith("timm:") else "in_channels"] = data.shape[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = create_model(name, **(options | config.model.options))
-    if config.model.weights:
-        path = Path(config.model.weights)
+        model = create_model(name, **(options | more))
+    if weights:
+        path = Path(weights)
         if not path.exists():
-            raise AsfpError(f"model.weights={str(path)!r}: there is no such file; train the dense recipe first")
+            raise AsfpError(f"{key}={str(path)!r}: there is no such file; train the dense recipe first")
         load_weights(model, path)
     return model
+
+
+def build_objective(config: TrainConfig, model: nn.Module, data: Data) -> Objective:
+    """Cross entropy, or distillation from the teacher of the config, which is put where the model is.
+
+    >>> from types import SimpleNamespace
+    >>> build_objective(TrainConfig(), nn.Linear(2, 2), SimpleNamespace(classes=2, shape=(3, 8, 8))) is cross_entropy
+    True
+    """
+    distill = config.distill
+    if not distill.weights:
+        return cross_entropy
+    name, options = distill.model or config.model.name, {} if distill.model else config.model.options
+    teacher = _create(config, data, name, options, "distill.weights", distill.weights)
+    teacher.to(next(model.parameters()))
+    if config.engine.channels_last:
+        teacher.to(memory_format=torch.channels_last)
+    return distillation(teacher, distill.alpha, distill.temperature)
 
 
 def build_optimizer(
@@ -233,38 +260,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
-
-
-def build_pruner(config: TrainConfig, model: nn.Module, data: Data) -> SoftPruner | None:
-    """The pruner of the method, or None.
-
-    >>> net = nn.Sequential(nn.Conv2d(3, 10, 3), nn.Flatten(), nn.Linear(360, 2))
-    >>> from types import SimpleNamespace
-    >>> sizes = SimpleNamespace(shape=(3, 8, 8))
-    >>> build_pruner(TrainConfig(pruning=PruningConfig(method="sfp")), net, sizes).schedule
-    ConstantSchedule(goal=0.4)
-    >>> build_pruner(TrainConfig(pruning=PruningConfig(method="none")), net, sizes) is None
-    True
-    """
-    pruning = config.pruning
-    if pruning.method == "none":
-        return None
-    kind = HardPruner if pruning.method == "hard" else SoftPruner
-    device = next(model.parameters()).device
-    with torch.no_grad():  # an autograd graph kept alive from here, on the default stream, would break a capture
-        return kind(
-        model, pruning.rate, config.epochs, schedule=_schedule(pruning, config.epochs), criterion=pruning.criterion,
-        layers=pruning.layers or None, interval=pruning.interval, selection=pruning.selection,
-        zero_maps=pruning.zero_maps, example_inputs=torch.zeros(2, *data.shape, device=device),
-    )  # fmt: skip
-
-
-def _schedule(pruning: PruningConfig, epochs: int) -> Any:
-    name = pruning.schedule
-    if name == "auto":
-        name = "asymptotic" if pruning.method == "asfp" else "constant"
-    if name == "constant":
-        return ConstantSchedule(pruning.rate)
-    if name == "asymptotic":
-        return AsymptoticSchedule(pruning.rate, epochs, start=pruning.start, d=pruning.d)
-    return {"linear": LinearSchedule, "cubic": CubicSchedule}[name](pruning.rate, epochs, start=pruning.start)

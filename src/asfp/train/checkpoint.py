@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asfp.errors import AsfpError
 from asfp.train.assemble import Parts
+from asfp.train.identity import comparable
 
 MAGIC = b"asfp checkpoint 1 "
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -65,10 +66,10 @@ def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progr
     state = read_newest(folder)
     if state is None:
         return Progress()
-    differ = [key for key in config if state["config"].get(key) != config[key]]
-    if differ or state["config"].keys() != config.keys():
-        key = differ[0] if differ else "config"
-        what = _difference(state["config"].get(key), config.get(key))
+    saved, own = comparable(state["config"]), comparable(config)
+    if saved != own:
+        key = next((key for key in own if saved.get(key) != own[key]), "config")
+        what = _difference(saved.get(key), own.get(key))
         raise AsfpError(
             f"{folder} holds a run with other settings ({key}: {what}): "
             "use another folder with output=..., or the settings it was started with, or delete it"
@@ -169,6 +170,6 @@ def _sync(folder: Path) -> None:
 
 def _difference(saved: Any, own: Any) -> str:
     if isinstance(saved, dict) and isinstance(own, dict):
-        key = next(k for k in own if saved.get(k) != own[k])
-        return f"{key} {saved.get(key)!r} there, {own[key]!r} here"
+        key = next(k for k in (*own, *saved) if saved.get(k) != own.get(k))
+        return f"{key} {saved.get(key)!r} there, {own.get(key)!r} here"
     return f"{saved!r} there, {own!r} here"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from asfp.errors import AsfpError, nearest
 from asfp.schedule import check_epochs, check_rate
+from asfp.train.reading import build, merge, parse_override, read_tables
 
 METHODS = ("none", "sfp", "asfp", "hard")
 SCHEDULES = ("auto", "constant", "asymptotic", "linear", "cubic")
@@ -20,6 +20,8 @@ LR_SCHEDULES = ("step", "cosine", "constant")
 COMPILE = ("auto", "eager", "compile", "graph")
 CORRUPT = ("fatal", "skip")
 PROGRESS = ("auto", "rich", "plain", "none")
+MOMENTUM = ("keep", "zero")
+NORM = ("keep", "reset")
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,64 @@ class PruningConfig:
     criterion: str = "l2"
     interval: int = 1
     layers: dict[str, float] = field(default_factory=dict)
+    """Rates by the convolution's name; `*` in a name stands for any part: {"layer*.conv1" = 0.3}. Empty: all."""
     zero_maps: bool = False
     selection: str = "independent"
+    momentum: str = "keep"
+    """zero: at each pruning the optimiser's momentum of pruned filters is set to zero. keep: as the paper's code."""
+    norm: str = "keep"
+    """reset: after each pruning but the last, the batch norm behind a pruned filter restarts with the scale 1 and the
+    shift `norm_shift`: above 0, so that a ReLU behind it lets gradients through to the zero filter."""
+    norm_shift: float = 0.01
+    soften: float = 0.0
+    """Filters pruned after epoch e restart not from zero but from alpha(e) times what they were, with
+    alpha(e) = soften * (1 - e / n), up to epoch n = soften_epochs (0: half of the run); from then on from zero."""
+    soften_epochs: int = 0
+    freeze_epochs: int = 0
+    """In the last n epochs no filter is exchanged or grows back. The rate's goal is reached n epochs earlier."""
 
     def __post_init__(self) -> None:
         _one_of("pruning.method", self.method, METHODS)
+        _one_of("pruning.momentum", self.momentum, MOMENTUM)
+        _one_of("pruning.norm", self.norm, NORM)
+        _at_least("pruning.soften_epochs", self.soften_epochs, 0)
+        _at_least("pruning.freeze_epochs", self.freeze_epochs, 0)
+        if not 0.0 <= self.soften <= 1.0:
+            raise AsfpError(f"pruning.soften={self.soften}: it must lie between 0 (off) and 1")
+        if self.norm == "reset" and not self.norm_shift > 0.0:
+            raise AsfpError(
+                f"pruning.norm_shift={self.norm_shift}: it must be above 0, e.g. 0.01, or no gradient flows"
+            )
+        for key in ("momentum", "norm", "soften", "freeze_epochs"):
+            if self.method in ("none", "hard") and getattr(self, key) not in ("keep", 0):
+                raise AsfpError(
+                    f"pruning.{key}={getattr(self, key)} is for soft pruning, where filters grow back: use "
+                    f"pruning.method=sfp or asfp, or leave it out with method={self.method}"
+                )
         _one_of("pruning.schedule", self.schedule, SCHEDULES)
         check_rate("pruning.rate", self.rate)
         check_epochs(self.interval, "pruning.interval")
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Learn from a trained network, too: loss = (1 - alpha) CE(y, z) + alpha T^2 KL(softmax(t / T) || softmax(z / T)).
+
+    z are the logits of the network in training, t those of the teacher in evaluation mode. Off without `weights`.
+    """
+
+    weights: str = ""
+    """The teacher's weights, e.g. the model.pt of a dense run."""
+    model: str = ""
+    """The teacher's name as in `asfp.create_model`; empty for the network that is trained."""
+    alpha: float = 0.5
+    temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha <= 1.0:
+            raise AsfpError(f"distill.alpha={self.alpha}: it must lie above 0 and at most at 1, e.g. 0.5")
+        if not 0.0 < self.temperature < 1e3:
+            raise AsfpError(f"distill.temperature={self.temperature}: it must be above 0, e.g. 4")
 
 
 @dataclass(frozen=True)
@@ -150,12 +202,21 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     pruning: PruningConfig = field(default_factory=PruningConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)
         if not 0 <= self.seed < 2**32:
             raise AsfpError(f"seed={self.seed} is not a seed: it must be an int from 0 to 2^32 - 1, e.g. seed=0")
+        pruning, last = self.pruning, self.epochs - self.pruning.freeze_epochs
+        if pruning.freeze_epochs >= self.epochs:
+            raise AsfpError(f"pruning.freeze_epochs={pruning.freeze_epochs}: it must be less than epochs={self.epochs}")
+        if pruning.freeze_epochs and last % pruning.interval:
+            raise AsfpError(
+                f"pruning.freeze_epochs={pruning.freeze_epochs}: the epoch before, {last}, must be one with a pruning, "
+                f"a multiple of pruning.interval={pruning.interval}"
+            )
 
     @property
     def folder(self) -> Path:
@@ -190,12 +251,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     Traceback (most recent call last):
     ...
     asfp.errors.AsfpError: prunning is no setting. Did you mean pruning? Known: name, output, seed, epochs, model, data,
-    optimizer, pruning, engine
+    optimizer, pruning, distill, engine
     """
     path = Path(path)
-    tables = {"name": path.stem} | _read(path, ())
+    tables = {"name": path.stem} | read_tables(path)
     for text in overrides:
-        tables = _merge(tables, _parse_override(text))
+        tables = merge(tables, parse_override(text))
     return config_from(tables)
 
 
@@ -205,84 +266,9 @@ def config_from(tables: Mapping[str, Any]) -> TrainConfig:
     >>> config_from({"optimizer": {"lr": 1}}).optimizer.lr
     1.0
     """
-    result = _build(TrainConfig, tables, "")
+    result = build(TrainConfig, tables)
     assert isinstance(result, TrainConfig)
     return result
-
-
-def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in above:
-        raise AsfpError(f"{path} is its own base: remove one of the `base` lines")
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        near = nearest(path.name, (p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else ""
-        raise AsfpError(f"there is no recipe {path}.{near} Recipes are TOML files, e.g. under recipes/") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise AsfpError(f"{path} is not a TOML file: {error}") from error
-    base = tables.pop("base", None)
-    if base is None:
-        return tables
-    if not isinstance(base, str):
-        raise AsfpError(f"base={base!r} in {path}: it must be the path of another recipe")
-    return _merge(_read(path.parent / base, (*above, path.resolve())), tables)
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merge(result[key], value) if both else value
-    return result
-
-
-def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise AsfpError(f"{text!r} is not an override: write key=value, e.g. pruning.rate=0.4")
-    try:
-        parsed: Any = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
-        parsed = value  # a string without its quotes
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return dict(parsed)
-
-
-def _build(kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
-    known = {f.name: f for f in fields(kind)}
-    types = get_type_hints(kind)
-    for key in tables:
-        if key not in known:
-            close = nearest(key, known, n=1)
-            raise AsfpError(f"{prefix}{key} is no setting.{close} Known: {', '.join(prefix + name for name in known)}")
-    values = {key: _value(types[key], value, f"{prefix}{key}") for key, value in tables.items()}
-    return kind(**values)
-
-
-def _value(kind: Any, value: Any, key: str) -> Any:
-    if is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise AsfpError(
-                f"{key}={value!r}: {key} is a table, set its entries, e.g. {key}.{fields(kind)[0].name}=..."
-            )
-        return _build(kind, value, f"{key}.")
-    if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        return tuple(_value(get_args(kind)[0], item, key) for item in value)
-    if get_origin(kind) is dict and isinstance(value, Mapping):
-        inner = get_args(kind)[1]
-        return {str(k): v if inner is Any else _value(inner, v, f"{key}.{k}") for k, v in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    name = getattr(kind, "__name__", str(kind))
-    raise AsfpError(f"{key}={value!r} is a {type(value).__name__}: it must be {_article(name)}")
-
-
-def _article(name: str) -> str:
-    words = {"tuple": "a list", "dict": "a table", "str": "a string", "int": "a whole number", "float": "a number"}
-    return words.get(name, f"a {name}")
 
 
 def _toml(value: Any) -> str:

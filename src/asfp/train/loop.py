@@ -14,13 +14,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asfp.errors import AsfpError
+from asfp.pruner import SoftPruner
+from asfp.steps import PruneStep
 from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
 from asfp.train.checkpoint import Progress, load_checkpoint, read_newest, save_checkpoint
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import accuracy
+from asfp.train.identity import comparable, settings
 from asfp.train.journal import Journal
 from asfp.train.norms import filter_norms, returned
-from asfp.train.record import RECORD, finish, settings
+from asfp.train.record import RECORD, finish
 
 CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
 
@@ -66,7 +69,10 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     if progress.epoch or progress.step:
         journal.say(f"going on from {progress} of {config.folder}")
     elif parts.pruner is not None and parts.pruner.schedule(0) > 0.0:
-        parts.pruner.step(0)  # SFP: a rate above 0 before training, too
+        _prune(parts, parts.pruner, 0)  # SFP: a rate above 0 before training, too
+        _restart(parts, 0)
+    if parts.regrowth is not None:
+        parts.regrowth.resume(progress.epoch)
     try:
         with _stop_signals() as stop:
             for epoch in range(progress.epoch + 1, config.epochs + 1):
@@ -100,7 +106,7 @@ def _epoch(
     if parts.pruner is not None:
         norms, masks = filter_norms(parts.pruner), parts.pruner.masks
         clock.stop("log")
-        step = parts.pruner.step(epoch)
+        step = _prune(parts, parts.pruner, epoch)
         rate, zeroed, regrown = step.rate, step.zeroed, step.regrown
         clock.stop("prune")
         back = returned(masks, parts.pruner.masks)
@@ -108,6 +114,9 @@ def _epoch(
         if zeroed:
             after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
         clock.stop("evaluate")
+        if zeroed:
+            _restart(parts, epoch)
+        clock.stop("prune")
     row = {
         "epoch": epoch,
         "loss": _mean_loss(parts, progress),
@@ -121,6 +130,22 @@ def _epoch(
         "seconds": clock.seconds,
     }
     return row, norms
+
+
+def _prune(parts: Parts, pruner: SoftPruner, epoch: int) -> PruneStep:
+    """The pruner's step; in a frozen end nothing is chosen, and what was pruned is zero already."""
+    if parts.regrowth is not None and parts.regrowth.frozen(epoch):
+        zeroed = sum(int((~mask).sum()) for mask in pruner.masks.values())
+        return PruneStep(epoch, float(pruner.schedule(epoch)), zeroed)
+    if parts.regrowth is not None:
+        parts.regrowth.before(epoch)
+    return pruner.step(epoch)
+
+
+def _restart(parts: Parts, epoch: int) -> None:
+    """How the pruned filters begin the next epoch, where an option changes that."""
+    if parts.regrowth is not None:
+        parts.regrowth.after(epoch)
 
 
 def _train_epoch(
@@ -251,7 +276,7 @@ class _Clock:
 
 
 def _finished(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
-    if record.get("config") != settings(config):
+    if comparable(record.get("config", {})) != comparable(settings(config)):
         raise AsfpError(
             f"{config.folder} holds a finished run with other settings: use another folder with output=..., "
             "or delete it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from asfp.errors import VerificationError
 from asfp.train.assemble import Parts
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import full_float32, predict, total
+from asfp.train.identity import settings
 from asfp.version import __version__
 
 RECORD = "record.json"
@@ -62,6 +64,7 @@ def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> 
             "parameters_dense": sum(p.numel() for p in model.parameters()),
             "parameters": sum(p.numel() for p in small.parameters()),
         },
+        "weights": {key: digest(path) for key, path in started_from(config).items() if path},
         "seconds": seconds(history),
         "commit": commit(),
         "versions": versions(),
@@ -87,18 +90,23 @@ def _both(parts: Parts, model: nn.Module, small: CompactModule) -> tuple[Tensor,
     return masked, found, labels, str(dtype).removeprefix("torch.")
 
 
-def settings(config: TrainConfig) -> dict[str, Any]:
-    """The config without where things lie and how progress is shown: what makes two runs the same run.
+def started_from(config: TrainConfig) -> dict[str, str]:
+    """The files of weights that a run reads.
 
-    >>> "root" in settings(TrainConfig())["data"]
-    False
+    >>> started_from(TrainConfig())
+    {'model': '', 'distill': ''}
     """
-    tables = config.to_dict()
-    del tables["output"]
-    for table, keys in (("data", ("root", "workers", "download")), ("engine", ("progress", "checkpoint_epochs"))):
-        for key in keys:
-            del tables[table][key]
-    return tables
+    return {"model": config.model.weights, "distill": config.distill.weights}
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a file, so that a record says which weights it began with; "" where it is gone.
+
+    >>> digest("/nowhere")
+    ''
+    """
+    file = Path(path)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def seconds(history: list[dict[str, Any]]) -> dict[str, float]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfp.pruner import HardPruner, SoftPruner
+from asfp.train.objective import Objective, cross_entropy
+from asfp.train.regrowth import Regrowth
 
 Step = Callable[[Tensor, Tensor, float], Tensor]
 """images, labels, weight of this process's loss -> loss, on the device."""
@@ -45,10 +45,11 @@ def eager_step(
     model: nn.Module,
     normalise: nn.Module,
     optimizer: Any,
-    pruner: SoftPruner | None,
+    regrowth: Regrowth | None,
+    objective: Objective = cross_entropy,
     compiled: bool = False,
 ) -> Step:
-    """zero_grad, loss, backward, step; `HardPruner.enforce_` after it. `compiled`: the loss goes through torch.compile.
+    """zero_grad, loss, backward, step; `enforce_` while filters are held. `compiled`: the loss by torch.compile.
 
     >>> from lightning.fabric import Fabric
     >>> fabric, net = Fabric(accelerator="cpu"), nn.Linear(1, 2)
@@ -59,7 +60,8 @@ def eager_step(
     """
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(normalise(images)), labels)
+        x = normalise(images)
+        return objective(model(x), x, labels)
 
     loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
@@ -69,8 +71,8 @@ def eager_step(
             loss = loss_of(images, labels)
         fabric.backward(loss if weight == 1.0 else loss * weight)
         optimizer.step()
-        if isinstance(pruner, HardPruner):
-            pruner.enforce_()
+        if regrowth is not None and regrowth.holding:
+            regrowth.enforce_()
         return loss.detach()
 
     return step
@@ -79,12 +81,12 @@ def eager_step(
 class GraphedStep:
     """A step captured once in a CUDA graph and replayed; the first few batches, and odd sizes, run without it.
 
-    Weights, momentum, batch norm's statistics, the learning rate (a tensor) and a hard pruner's masks are changed in
-    place, so pruning and learning rates go on without another capture. Every batch is trained on exactly once.
+    Weights, momentum, batch norm's statistics, the learning rate (a tensor) and the masks of held filters are changed
+    in place, so pruning and learning rates go on without another capture. Every batch is trained on exactly once.
     """
 
-    def __init__(self, fast: Step, plain: Step, pruner: SoftPruner | None) -> None:
-        self.fast, self.plain, self.pruner = fast, plain, pruner
+    def __init__(self, fast: Step, plain: Step, regrowth: Regrowth | None) -> None:
+        self.fast, self.plain, self.regrowth = fast, plain, regrowth
         self.graph: torch.cuda.CUDAGraph | None = None
         self.images = self.labels = self.loss = torch.empty(0)
         self.warm, self.masked = 0, False
@@ -98,7 +100,7 @@ class GraphedStep:
         self.labels.copy_(labels)
         if self.warm < WARM_UP:
             return self._warm_up()
-        if self.graph is None or self.masked != self._has_masks():
+        if self.graph is None or self.masked != self._holding():
             self._capture()
         assert self.graph is not None
         self.graph.replay()
@@ -117,11 +119,11 @@ class GraphedStep:
         return loss
 
     def _capture(self) -> None:
-        self.masked = self._has_masks()
+        self.masked = self._holding()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.loss = self.fast(self.images, self.labels, 1.0)
 
-    def _has_masks(self) -> bool:
-        """A hard pruner multiplies by its masks in each step, from the first pruning on."""
-        return isinstance(self.pruner, HardPruner) and bool(self.pruner.masks)
+    def _holding(self) -> bool:
+        """Whether each step multiplies by masks: in hard pruning from the first pruning on, and in a frozen end."""
+        return self.regrowth is not None and self.regrowth.holding
