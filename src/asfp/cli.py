@@ -191,6 +191,41 @@ def data(
     typer.echo(describe(name, root, download))
 
 
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, their record.json files, or folders of such.")
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page. [default: report.html]")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print headline and tables instead.")] = False,
+    figures: Annotated[Path | None, typer.Option(help="Folder for PNG and SVG files of every figure.")] = None,
+    bench: Annotated[bool, typer.Option("--bench", help="First time dense and compact on the engines here.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine and keep it current.")] = False,
+    host: Annotated[str, typer.Option(help="With --live: the address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --live: the port, 0 for any free one.")] = 6007,
+) -> None:
+    """Show what pruning did: one HTML page that works offline, pictures, or tables in the terminal."""
+    from asfp.report import command
+
+    if live:
+        command.live(runs, host, port)
+    else:
+        command.report(runs, output, text=text, figures=figures, bench=bench)
+
+
+@app.command()
+def schedule(
+    goal: Annotated[float, typer.Option(help="Share of the filters to prune in the end, between 0 and 1.")] = 0.4,
+    epochs: Annotated[int, typer.Option(help="Epochs of the training.")] = 200,
+    start: Annotated[float, typer.Option(help="Rate before training; equal to the goal it is SFP.")] = 0.0,
+    d: Annotated[float, typer.Option(help="Share of the epochs after which 3/4 of the goal is reached.")] = 0.125,
+) -> None:
+    """Draw the pruning rate over the epochs."""
+    from asfp.report.text import schedule_text
+
+    typer.echo(schedule_text(goal, epochs, start, d))
+
+
 def main() -> None:
     """The `asfp` command.
 
