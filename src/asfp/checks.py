@@ -16,7 +16,11 @@ from asfp.schedule import check_rate
 Schedule = Callable[[int], float]
 """epoch -> rate."""
 
-SELECTIONS = {"independent": "ready", "nested": "planned", "coupled": "planned"}
+SELECTIONS = {
+    "independent": "each layer by itself, as in the paper",
+    "nested": "the layers that write a residual stream by one common order of its channels",
+    "coupled": "all that write a residual stream the same channels, so that the stream gets narrower",
+}
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -31,19 +35,29 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_selection(value: object) -> str:
-    """`value`, when it is the name of a selection that is ready.
+    """`value`, when it is the name of a selection.
 
-    >>> check_selection("independent")
-    'independent'
+    >>> check_selection("nested")
+    'nested'
     """
     if not isinstance(value, str) or value not in SELECTIONS:
-        hint = nearest(str(value), SELECTIONS)
-        raise AsfpError(f'selection={value!r} is unknown: use selection="independent", each layer by itself.{hint}')
-    if SELECTIONS[value] == "planned":
-        raise AsfpError(
-            f'selection="{value}" is planned and not there yet: use selection="independent", each layer by itself'
-        )
+        known = ", ".join(f'"{name}" ({what})' for name, what in SELECTIONS.items())
+        raise AsfpError(f"selection={value!r} is unknown: use one of {known}.{nearest(str(value), SELECTIONS)}")
     return value
+
+
+def check_align(value: object) -> int:
+    """`value`, when it is a number of filters to round to.
+
+    >>> check_align(16)
+    16
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise AsfpError(
+            f"align={value!r} is not a number of filters: it must be an int of at least 1, e.g. align=16 to keep "
+            "multiples of 16"
+        )
+    return int(value)
 
 
 def check_epoch(value: object, epochs: int) -> int:
@@ -123,6 +137,7 @@ def checked_state(state: object, settings: Mapping[str, Any], filters: Mapping[s
     known = isinstance(state, Mapping) and set(state) == {"settings", "masks"} and state["settings"]
     if not isinstance(state, Mapping) or not isinstance(known, Mapping):
         raise AsfpError("this is not the state of a pruner: pass what pruner.state_dict() gave")
+    known = {"align": 1, **known}  # states from before there was a choice
     for key, own in settings.items():
         if not _same(known.get(key), own):
             raise AsfpError(

@@ -38,7 +38,7 @@ def score_filters(layers: Sequence[Layer], criterion: Criterion, epoch: int) -> 
     """
     inputs = [scored_tensor(layer, criterion) for layer in layers]
     scores = dict[int, Tensor]()
-    for members, stack in _stacks(inputs):
+    for members, stack in stacks(inputs):
         keys = [f"{epoch}:{layers[i].name}" for i in members]
         scores.update(zip(members, criterion.stacked(stack, keys).unbind(), strict=True))
     return [scores[i] for i in range(len(layers))]
@@ -68,7 +68,7 @@ def keep_all_but_lowest(scores: Sequence[Tensor], counts: Sequence[int]) -> list
     [tensor([ True, False,  True, False])]
     """
     masks = dict[int, Tensor]()
-    for members, stack in _stacks(scores, counts):
+    for members, stack in stacks(scores, counts):
         count = counts[members[0]]
         keep = torch.ones_like(stack, dtype=torch.bool)
         if count:
@@ -87,11 +87,11 @@ def count_regrown(layers: Sequence[Layer], masks: dict[str, Tensor], scores: Seq
     """
     order: list[int] = []  # of the layers in `found`
     found: list[Tensor] = []  # for each stack: is all finite, and how many have regrown
-    for members, stack in _stacks(scores):
+    for members, stack in stacks(scores):
         finite = torch.isfinite(stack).all(1)
         order += members
         found.append(torch.stack([finite, torch.zeros_like(finite)], 1).long())
-    for members, stack in _stacks([layer.weight.detach() for layer in layers]):
+    for members, stack in stacks([layer.weight.detach() for layer in layers]):
         size = torch.linalg.vector_norm(stack.flatten(2), math.inf, dim=2)
         known = [masks.get(layers[i].name) for i in members]
         gone = ~torch.stack([torch.ones_like(size[0]).bool() if m is None else m.to(size.device) for m in known])
@@ -144,8 +144,12 @@ def _along_filters(mask: Tensor, tensor: Tensor) -> Tensor:
     return mask.view(-1, *[1] * (tensor.ndim - 1))
 
 
-def _stacks(tensors: Sequence[Tensor], keys: Sequence[Hashable] = ()) -> Iterator[tuple[list[int], Tensor]]:
-    """The tensors of equal shape, type, device (and key) stacked, with their indices."""
+def stacks(tensors: Sequence[Tensor], keys: Sequence[Hashable] = ()) -> Iterator[tuple[list[int], Tensor]]:
+    """The tensors of equal shape, type, device (and key) stacked, with their indices.
+
+    >>> [(members, tuple(stack.shape)) for members, stack in stacks([torch.ones(2), torch.ones(3), torch.ones(2)])]
+    [([0, 2], (2, 2)), ([1], (1, 3))]
+    """
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i, tensor in enumerate(tensors):
         groups[tensor.shape, tensor.dtype, tensor.device, keys[i] if keys else None].append(i)

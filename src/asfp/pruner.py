@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from asfp.checks import (
     Schedule,
+    check_align,
     check_epoch,
     check_flag,
     check_goal,
@@ -20,10 +20,11 @@ from asfp.checks import (
     schedule_goal,
 )
 from asfp.criteria import Scorer, resolve
-from asfp.filters import count_pruned, count_regrown, factors, keep_all_but_lowest, score_filters, scored_tensor, zero_
+from asfp.filters import count_regrown, factors, score_filters, scored_tensor, zero_
 from asfp.schedule import AsymptoticSchedule, check_epochs
-from asfp.selection import Layer, Layers, select, unwrap
+from asfp.selection import Layers, select_streams, unwrap
 from asfp.steps import LayerStep, PruneStep
+from asfp.together import Together
 
 
 class SoftPruner:
@@ -38,7 +39,11 @@ class SoftPruner:
     - `layers`: None for every convolution but projection shortcuts and those that make the model's output; a predicate
       (name, module) -> bool; or a mapping name -> rate. Depthwise convolutions follow the layer that feeds them.
     - `interval`: prune every so many epochs, and after the last.
-    - `selection`: "independent", each layer by itself, as in the paper.
+    - `selection`: "independent", each layer by itself, as in the paper; "nested", the layers that write a residual
+      stream keep prefixes of one common order, at the same counts; "coupled", all that write a stream, projection
+      shortcuts too, prune the same channels, so that `asfp.compact` narrows the stream itself: fewer multiply-adds at
+      the same rate. An operation without a rule ends a stream: what it reads is chosen independently.
+    - `align`: keep multiples of so many filters, at the multiply-adds that the rate asks for; see `asfp.align`.
     - `zero_maps`: also zero the bias, the batch norm's shift and its running mean of the pruned filters, so that their
       maps are zero. Left alone, as in the paper's code, they make the map of a zero filter a constant. Use it for the
       smallest compact model (no constants to fold), or for other tools, which often take the maps for zero.
@@ -65,6 +70,7 @@ class SoftPruner:
         layers: Layers = None,
         interval: int = 1,
         selection: str = "independent",
+        align: int = 1,
         zero_maps: bool = False,
         example_inputs: Any = None,
     ) -> None:
@@ -73,13 +79,20 @@ class SoftPruner:
         self.criterion = resolve(criterion)
         self.zero_maps = check_flag("zero_maps", zero_maps)
         self.selection = check_selection(selection)
+        self.align = check_align(align)
         goal = check_goal(rate, schedule, self.epochs, isinstance(layers, Mapping))
         needs_norm = self.zero_maps or self.criterion.reads == "bn_scale"
-        self.layers = select(unwrap(model), layers, goal, needs_norm=needs_norm, example_inputs=example_inputs)
+        selected = select_streams(
+            unwrap(model), layers, goal, selection=self.selection, needs_streams=self.align > 1, needs_norm=needs_norm,
+            example_inputs=example_inputs,
+        )  # fmt: skip
+        self.layers = selected.layers
+        self._together = Together(selected, self.selection, self.align)
         self.rate = goal if goal is not None else max(layer.goal for layer in self.layers)
         self.schedule: Schedule = schedule if schedule is not None else AsymptoticSchedule(self.rate, self.epochs)
         self._goal = schedule_goal(self.schedule, self.epochs)
         self._zeroed = [*self.layers, *(follower for layer in self.layers for follower in layer.followers)]
+        self._zeroed += [reader for reader, _ in selected.readers]
         self._last: dict[str, int] = {}
         self.masks: dict[str, Tensor] = {}
         """The masks of the last pruning by layer name, True = kept; empty before the first."""
@@ -93,36 +106,38 @@ class SoftPruner:
         share = self._share(epoch)
         if epoch % self.interval and epoch != self.epochs:
             return PruneStep(epoch, share * self.rate)
-        counts = [self._count(layer, share) for layer in self.layers]
+        counts = self._counts(share)
         scores = score_filters(self.layers, self.criterion, epoch)
         regrown = count_regrown(self._zeroed, self.masks, scores)
         self.masks = self._with_followers(self._choose(scores, counts))
         zero_(self._zeroed, self.masks, self.zero_maps)
-        return self._record(epoch, share * self.rate, counts, regrown)
+        return self._record(epoch, share * self.rate, self._together.per_layer(counts), regrown)
 
     def _share(self, epoch: int) -> float:
         """How much of its goal each layer is pruned to: rate(epoch) / goal, Eq. 6."""
         return check_scheduled(self.schedule, epoch) / self._goal
 
-    def _count(self, layer: Layer, share: float) -> int:
-        """N_{i+1} P_i'."""
-        return count_pruned(layer.filters, share * layer.goal)
+    def _counts(self, share: float) -> list[int]:
+        """N_{i+1} P_i', for each layer; coupled, for each part of a stream."""
+        return self._together.counts(share)
 
     def _choose(self, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
         """A mask for each layer, True = kept."""
-        return keep_all_but_lowest(scores, counts)
+        return self._together.choose(scores, counts)
 
     def _with_followers(self, chosen: list[Tensor]) -> dict[str, Tensor]:
         masks = {layer.name: mask for layer, mask in zip(self.layers, chosen, strict=True)}
         for layer in self.layers:
             for follower in layer.followers:
                 masks[follower.name] = masks[layer.name].repeat_interleave(follower.repeat)
-        return masks
+        return masks | self._together.readers(chosen)
 
     def _record(self, epoch: int, rate: float, counts: list[int], regrown: list[int]) -> PruneStep:
         last, self._last = self._last, {}
         for layer, count in zip(self.layers, counts, strict=True):
             self._last |= {layer.name: count} | {f.name: count * f.repeat for f in layer.followers}
+        for layer in self._zeroed[len(self._last) :]:  # readers of a stream: how many depends on the choice
+            self._last[layer.name] = int((~self.masks[layer.name]).sum())
         steps = {
             layer.name: LayerStep(
                 layer.name,
@@ -158,6 +173,7 @@ class SoftPruner:
             "interval": self.interval,
             "criterion": self.criterion.name,
             "selection": self.selection,
+            "align": self.align,
             "zero_maps": self.zero_maps,
             "rates": [check_scheduled(self.schedule, max(1, self.epochs * i // 8)) for i in range(1, 9)],
             "layers": {layer.name: layer.goal for layer in self.layers},
@@ -200,6 +216,7 @@ class HardPruner(SoftPruner):
 
     _factors: tuple[Tensor, ...] = ()
     _factors_of: dict[str, Tensor] | None = None
+    _before: Sequence[int] = ()
 
     def step(self, epoch: int) -> PruneStep:
         """Prune after epoch `epoch`; where none is due, zero again what was chosen before."""
@@ -219,11 +236,17 @@ class HardPruner(SoftPruner):
             self._factors_of = self.masks
         torch._foreach_mul_(tensors, self._factors)
 
-    def _count(self, layer: Layer, share: float) -> int:
-        return max(super()._count(layer, share), self._last.get(layer.name, 0))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()` of a pruner with the same settings on the same model."""
+        super().load_state_dict(state)
+        self._before = self._together.per_unit([self.masks[layer.name] for layer in self.layers]) if self.masks else []
+
+    def _counts(self, share: float) -> list[int]:
+        counts = super()._counts(share)
+        return [max(pair) for pair in zip(counts, self._before or counts, strict=True)]
 
     def _choose(self, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
+        self._before, gone = counts, None
         if self.masks:
             gone = [~self.masks[layer.name].to(score.device) for layer, score in zip(self.layers, scores, strict=True)]
-            scores = [score.masked_fill(mask, -math.inf) for score, mask in zip(scores, gone, strict=True)]
-        return super()._choose(scores, counts)
+        return self._together.choose(scores, counts, gone)

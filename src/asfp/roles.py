@@ -135,14 +135,19 @@ def _outputs(graph: fx.Graph, called: Mapping[fx.Node, nn.Module]) -> set[fx.Nod
     reaches: dict[fx.Node, bool] = {}  # does the node reach the output?
     for node in reversed(graph.nodes):
         reaches[node] = node.op == "output" or any(reaches[user] for user in node.users)
-        weighed[node] = any(weighed[user] or _weighs(user, called) for user in node.users)
+        weighed[node] = any(weighed[user] or weighs(user, called.get(user)) for user in node.users)
     return {n for n, m in called.items() if isinstance(m, CONVOLUTIONS) and reaches[n] and not weighed[n]}
 
 
-def _weighs(node: fx.Node, called: Mapping[fx.Node, nn.Module]) -> bool:
-    if node not in called:
+def weighs(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node, which calls `module` or none, weighs and sums its input as a linear layer does.
+
+    >>> graph = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> [weighs(node, graph.get_submodule(node.target)) for node in graph.graph.nodes if node.op == "call_module"]
+    [True, False]
+    """
+    if module is None:
         return node.op in ("call_function", "call_method") and node.target in _WEIGHING
-    module = called[node]
     if is_depthwise(module) or isinstance(module, nn.LayerNorm):
         return False
     return any(isinstance(p, UninitializedParameter) or p.ndim > 1 for p in module.parameters())
@@ -172,12 +177,19 @@ _PRESERVING: set[Any] = {
 } - {None}
 
 
-def _passes(node: fx.Node, called: Mapping[fx.Node, nn.Module]) -> bool:
-    """Channel c of the result comes from channel c of the first input alone."""
-    if node not in called:
+_MIXING = (nn.GLU, nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+
+
+def passes(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether channel c of the node, which calls `module` or none, comes from channel c of its first input alone.
+
+    >>> graph = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> [passes(node, graph.get_submodule(node.target)) for node in graph.graph.nodes if node.op == "call_module"]
+    [False, True]
+    """
+    if module is None:
         return node.op in ("call_function", "call_method") and node.target in _PRESERVING
-    module = called[node]
-    if isinstance(module, (nn.GLU, nn.MultiheadAttention)):
+    if isinstance(module, _MIXING):
         return False
     return isinstance(module, nn.Identity) or any(c.__module__ in _PRESERVING_MODULES for c in type(module).__mro__)
 
@@ -186,7 +198,7 @@ def _feeder(node: fx.Node, called: Mapping[fx.Node, nn.Module]) -> tuple[Convolu
     """The convolution whose filter c makes channel c of a depthwise one, and the latter's filters for each c."""
     own = called[node]
     node = node.all_input_nodes[0]
-    while is_depthwise(called.get(node)) or _passes(node, called):
+    while is_depthwise(called.get(node)) or passes(node, called.get(node)):
         node = node.all_input_nodes[0]
     feeder = called.get(node)
     assert isinstance(own, CONVOLUTIONS)

@@ -14,7 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from asfp.errors import AsfpError, TraceError, nearest
+from asfp.flow import Width
 from asfp.roles import CONVOLUTIONS, LEAVES, Convolution, Roles, find_roles, is_depthwise
+from asfp.streams import Ids, Streams, find_streams, shared_streams
 from asfp.trace import trace
 
 Layers = Callable[[str, nn.Module], bool] | Mapping[str, float] | None
@@ -56,6 +58,17 @@ class Layer:
         return [tensor for tensor in tensors if tensor is not None]
 
 
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """The layers to prune, in the model's order, and what is known of the streams that they write."""
+
+    layers: list[Layer]
+    streams: Streams | None = None
+    """None where nothing asks for them."""
+    readers: list[tuple[Layer, Ids]] = field(default_factory=list)
+    """Depthwise convolutions that read a stream, and the channel that each filter reads; coupled, they follow it."""
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module, out of `torch.compile`, DistributedDataParallel and DataParallel.
 
@@ -91,12 +104,36 @@ def select(
     >>> [layer.name for layer in select(net, lambda name, module: module.kernel_size == (1, 1), 0.5)]
     ['3']
     """
+    return select_streams(model, layers, rate, needs_norm=needs_norm, example_inputs=example_inputs).layers
+
+
+def select_streams(
+    model: nn.Module,
+    layers: Layers,
+    rate: float | None,
+    *,
+    selection: str = "independent",
+    needs_streams: bool = False,
+    needs_norm: bool = False,
+    example_inputs: Any = None,
+) -> Selected:
+    """The layers to prune and their streams. Coupled, all that write a stream are chosen, projections too.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4, 2))
+    >>> select_streams(net, None, 0.5, needs_streams=True).streams.writes["2"]
+    array([ 8,  9, 10, 11])
+    """
+    needs_streams = needs_streams or selection != "independent"
     with _uncompiled(model):
         convolutions = {n: m for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
         if not convolutions:
             raise AsfpError(f"{type(model).__name__} has no convolution, so there are no filters to prune: pass a CNN")
-        roles = _roles(model, layers, needs_norm, any(map(is_depthwise, convolutions.values())), example_inputs)
+        depthwise = any(map(is_depthwise, convolutions.values()))
+        roles, streams = _roles(model, layers, needs_norm, needs_streams, depthwise, example_inputs)
     goals = _goals(convolutions, layers, rate, roles)
+    if selection == "coupled":
+        assert streams is not None
+        goals = _whole_streams(goals, streams, convolutions, layers, rate)
     chosen: dict[int, Layer] = {}
     for name, goal in goals.items():
         module = convolutions[name]
@@ -107,7 +144,41 @@ def select(
                 f"layers gives {first.name!r} the rate {first.goal} and {name!r} the rate {goal}, but they share one "
                 "weight: give both the same rate, or name one of them"
             )
-    return [_with_followers(layer, convolutions, roles) for layer in chosen.values()]
+    found = [_with_followers(layer, convolutions, roles) for layer in chosen.values()]
+    readers = []
+    if streams is not None and selection == "coupled":
+        for name, ids in streams.follows.items():
+            if name not in roles.feeders:
+                _check_weight(name, convolutions[name])
+                readers.append((Layer(name, convolutions[name], norm=roles.norms.get(name)), ids))
+    return Selected(found, streams, readers)
+
+
+def _whole_streams(
+    goals: dict[str, float],
+    streams: Streams,
+    convolutions: Mapping[str, Convolution],
+    layers: Layers,
+    rate: float | None,
+) -> dict[str, float]:
+    """The goals, alike for all that write a stream: by default projections join; a user has to name them all."""
+    weights = {id(convolutions[name].weight): goal for name, goal in goals.items()}
+    goals = dict(goals)
+    for names in shared_streams(streams, Width.FREE):
+        rates = {name: weights.get(id(convolutions[name].weight), 0.0) for name in names}
+        if not any(rates.values()):
+            continue
+        if layers is None:
+            assert rate is not None
+            goals |= dict.fromkeys(names, rate)
+        elif len(set(rates.values())) > 1:
+            low, high = min(rates, key=lambda n: rates[n]), max(rates, key=lambda n: rates[n])
+            raise AsfpError(
+                f'selection="coupled" prunes all that write a stream alike, and layers gives {high!r} the rate '
+                f"{rates[high]} and {low!r}, which writes the same stream, {rates[low] or 'none'}: choose both with "
+                'the same rate, or use selection="nested"'
+            )
+    return {name: goals[name] for name in convolutions if name in goals}
 
 
 @contextmanager
@@ -207,14 +278,22 @@ def _check_weight(name: str, module: nn.Module) -> None:
         raise AsfpError(f"the weight of {name!r} is not initialised yet: run the model once on an example input first")
 
 
-def _roles(model: nn.Module, layers: Layers, needs_norm: bool, depthwise: bool, example_inputs: Any) -> Roles:
-    if layers is not None and not needs_norm and not depthwise:
-        return Roles()
+def _roles(
+    model: nn.Module, layers: Layers, needs_norm: bool, needs_streams: bool, depthwise: bool, example_inputs: Any
+) -> tuple[Roles, Streams | None]:
+    if layers is not None and not needs_norm and not needs_streams and not depthwise:
+        return Roles(), None
     try:
-        return find_roles(model, trace(model, example_inputs, LEAVES))
+        graph = trace(model, example_inputs, LEAVES)
+        return find_roles(model, graph), find_streams(model, graph) if needs_streams else None
     except TraceError as error:
         cause = str(error).split(" Ways out:")[0].rstrip(".") + "."
         inputs = "" if example_inputs is not None else "pass example_inputs=, which often lets it be traced; or "
+        if needs_streams:
+            raise TraceError(
+                f"{cause} It is traced to find what writes each residual stream. Ways out: {inputs}"
+                'use selection="independent" and align=1, which need no streams'
+            ) from error
         if layers is None:
             raise TraceError(
                 f"{cause} It is traced to find the projection shortcuts. Ways out: {inputs}say yourself which "
@@ -230,4 +309,4 @@ def _roles(model: nn.Module, layers: Layers, needs_norm: bool, depthwise: bool, 
             "ignore this: the pruned filters are zero all the same",
             stacklevel=4,
         )
-        return Roles()
+        return Roles(), None

@@ -1,0 +1,64 @@
+"""Widths that hardware likes: kept counts rounded to multiples of n, at the multiply-adds that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def align_kept(sizes: Sequence[int], asked: Sequence[int], n: int, macs: Callable[[Sequence[int]], float]) -> list[int]:
+    """For each layer a multiple of n next to `asked`, above or below, so that macs(kept) stays close to macs(asked).
+
+    Error diffusion: layers are settled one by one, those whose choice moves the multiply-adds most first, each to the
+    side that brings the total closer to what was asked. `macs` must not fall where a count rises. Then
+
+        |macs(kept) - macs(asked)| <= max(largest step / 2, |forced|)
+
+    where a step is what one layer's two choices differ by, and forced is the error of the layers without a choice.
+    A layer has no choice where
+
+    - it has n filters or fewer: it is exempt, and keeps what was asked;
+    - nothing is to be pruned: it keeps all;
+    - fewer than n should stay: n stay;
+    - more should stay than its largest multiple of n: that, or all of them, whichever is nearer.
+
+    >>> align_kept([64, 64, 128, 8], [45, 45, 90, 6], 16, sum)
+    [48, 48, 80, 6]
+    """
+    choices = [_choices(size, kept, n) for size, kept in zip(sizes, asked, strict=True)]
+    goal = macs(asked)
+    kept = [pair[0] if len(pair) == 1 else count for pair, count in zip(choices, asked, strict=True)]
+
+    def total(i: int, count: int) -> float:
+        return macs([*kept[:i], count, *kept[i + 1 :]])
+
+    steps = {i: total(i, pair[-1]) - total(i, pair[0]) for i, pair in enumerate(choices) if len(pair) == 2}
+    for i in sorted(steps, key=lambda i: (-steps[i], i)):
+        kept[i] = min(choices[i], key=lambda c: (abs(total(i, c) - goal), abs(c - asked[i]), -c))
+    return kept
+
+
+def count_on_the_way(size: int, kept: int, n: int, share: float) -> int:
+    """How many of `size` filters are pruned when `share` of the way to `kept` is done.
+
+    What is left, size - share (size - kept), is rounded to the nearest multiple of n, or to `size`. So the count rises
+    with the share and is size - kept at the end.
+
+    >>> [count_on_the_way(64, 48, 16, share) for share in (0.0, 0.4, 0.6, 1.0)]
+    [0, 0, 16, 16]
+    >>> [count_on_the_way(64, 32, 8, share) for share in (0.1, 0.5, 0.75)]
+    [0, 16, 24]
+    """
+    if share >= 1.0:
+        return size - kept
+    left = size - share * (size - kept)
+    return size - min([size, kept, *range(-(-kept // n) * n, size, n)], key=lambda m: (abs(left - m), m))
+
+
+def _choices(size: int, asked: int, n: int) -> tuple[int, ...]:
+    """The multiple of n below and the one above, from n to the largest that fits; or one number."""
+    if size <= n or asked == size or asked % n == 0:
+        return (asked,)
+    largest = size // n * n
+    if asked > largest:
+        return (largest if asked - largest <= size - asked else size,)
+    return (asked // n * n, -(-asked // n) * n) if asked > n else (n,)
