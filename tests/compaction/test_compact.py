@@ -254,13 +254,13 @@ def test_borders_are_exact_for_every_size_and_stride() -> None:
         assert_equal(model, small, *((1, 2, h, w) for h in range(size, size + 5) for w in (size, size + 3)))
 
 
-def test_prefix_sets_are_added_as_a_slice() -> None:
+def test_prefix_sets_are_added_with_padding() -> None:
     model = Branch(zero_norm=True).double().eval()
     nn.init.normal_(model.conv.weight)
     with torch.no_grad():
         model.conv.weight[5:] = 0
     small = asfp.compact(model, torch.randn(1, 3, 6, 6, dtype=torch.float64))
-    assert list(small.plan.layouts.values()) == ["slice"]
+    assert list(small.plan.layouts.values()) == ["pad"]
     assert_equal(model, small, (2, 3, 9, 9))
 
 

@@ -17,13 +17,18 @@ from torch.utils import _pytree as pytree
 from asfp.compaction.analyse import Analysis
 from asfp.compaction.channels import Facts
 from asfp.compaction.graph import program
+from asfp.compaction.layout import LAYOUTS, Prices, prices_of
 from asfp.compaction.plan import DTYPES, Plan, make_plan, signature, unpack
 from asfp.compaction.rewrite import Rewriter
+from asfp.compaction.tune import candidates, fastest
 from asfp.compaction.verify import Verification, outputs, self_check, verify
 from asfp.errors import AsfpError, TraceError
 from asfp.trace import Example, Leaf, as_arguments, copy_of
 
 __all__ = ["CompactModule", "Plan", "Verification", "apply", "compact", "verify"]
+
+
+TUNE_REPEATS = 15
 
 
 class CompactModule(fx.GraphModule):
@@ -53,13 +58,24 @@ def _unpickled(build: Any, arguments: Any, meta: dict[str, Any]) -> CompactModul
 
 
 def compact(
-    model: nn.Module, example_inputs: Example, *, leaf_modules: Sequence[Leaf] = (), check: bool = True
+    model: nn.Module,
+    example_inputs: Example,
+    *,
+    layout: str | Prices = "least",
+    tune: str | None = None,
+    leaf_modules: Sequence[Leaf] = (),
+    check: bool = True,
 ) -> CompactModule:
     """A new, smaller model with compact(x) = model(x) for every x, batch size and input size that the model takes.
 
     Works on any model that torch.fx can trace, whatever zeroed its filters; the model is not changed. `.plan` says
     what was done and why. Before it returns, the result is compared with the model in float64 (where memory allows)
     and in the model's own precision; a difference raises VerificationError. `check=False` leaves that out.
+
+    `layout` says how a branch that lost channels is added to a wider residual stream. "least": the fewest
+    multiply-adds; its channels are padded or gathered into place. "zeros": its zero filters stay, so that no addition
+    changes: best for GPUs. "auto": whichever costs less on a CPU, addition by addition. `tune="openvino"` (or another
+    engine of `asfp bench`) builds several, times them there, on the example, and returns the fastest.
 
     >>> import asfp
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
@@ -70,11 +86,20 @@ def compact(
     >>> small.plan.macs_before, small.plan.macs_after
     (15872, 9920)
     """
+    prices = prices_of(layout)
     reference = _reference(model, example_inputs)
     traced = _program(reference, example_inputs, leaf_modules)
-    result, state, out = _build(traced, Facts())
-    result.meta["plan"] = make_plan(traced, state, out)
-    result.meta["created_as"] = getattr(model, "created_as", None)
+
+    def build(prices: Prices, name: str) -> tuple[CompactModule, Rewriter]:
+        result, state, out = _build(traced, Facts(), prices)
+        result.meta["plan"] = make_plan(traced, state, out, name)
+        result.meta["created_as"] = getattr(model, "created_as", None)
+        return result, out
+
+    if tune is not None:
+        name, _ = fastest(lambda p: build(p, "")[0].eval(), lambda m: m.plan.shape, example_inputs, tune, TUNE_REPEATS)
+        prices, layout = candidates()[name], f"{name}, measured on {tune}"
+    result, out = build(prices, layout if isinstance(layout, str) else str(layout))
     if check:
         self_check(reference, result.eval(), example_inputs, lambda m, x: apply(result.plan, m, x, leaf_modules), out)
     return _in_mode_of(model, result)
@@ -112,7 +137,7 @@ def apply(
         )
     facts = Facts({name: unpack(text) for name, text in plan.facts.items()})
     try:
-        result, _, _ = _build(traced, facts)
+        result, _, _ = _build(traced, facts, LAYOUTS["least"])
     except (KeyError, IndexError, ValueError) as error:
         raise AsfpError(f"this plan is damaged ({type(error).__name__}: {error}): make it again") from error
     result.meta["plan"] = plan
@@ -127,8 +152,8 @@ def _in_mode_of(model: nn.Module, result: CompactModule) -> CompactModule:
     return result
 
 
-def _build(traced: fx.GraphModule, facts: Facts) -> tuple[CompactModule, Analysis, Rewriter]:
-    state = Analysis(traced, facts)
+def _build(traced: fx.GraphModule, facts: Facts, prices: Prices) -> tuple[CompactModule, Analysis, Rewriter]:
+    state = Analysis(traced, facts, prices)
     out = Rewriter(state)
     attributes, graph = out.run()
     result = CompactModule(attributes, graph, class_name=f"Compact{type(traced).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, fx
 
 from asfp.compaction.channels import Channels, Facts, Mask, Unsupported, all_live
 from asfp.compaction.graph import attribute, shared_layers
+from asfp.compaction.layout import LAYOUTS, Prices, Streams, filter_macs, is_run
 from asfp.compaction.rules import rule_for
 from asfp.compaction.rules.base import Barrier, Op, Rule, shape_of
 from asfp.compaction.sizes import is_static, is_static_number
@@ -21,8 +23,9 @@ class Analysis:
     its shape is wanted or where a reader cannot do without it. `full` are nodes wanted at their original width.
     """
 
-    def __init__(self, traced: fx.GraphModule, facts: Facts) -> None:
+    def __init__(self, traced: fx.GraphModule, facts: Facts, prices: Prices = LAYOUTS["least"]) -> None:
         self.traced = traced
+        self.prices = prices
         self.facts = facts
         self.channels: dict[fx.Node, Any] = {}
         self.rules: dict[fx.Node, Rule] = {}
@@ -35,6 +38,7 @@ class Analysis:
         for op in self.ops:
             self.rules[op.node] = rule_for(op, shared.get(str(op.node.target)))
             self._forward(op)
+        self.streams = Streams(self, reorder=True)
         for op in reversed(self.ops):
             self._backward(op)
 
@@ -99,6 +103,21 @@ class Analysis:
         if len(node.users) > 1:
             raise Unsupported("a parameter is used in several places")
         return self.value_of(node)
+
+    def leaves_zeros(self, op: Op, node: fx.Node, needed: Mask) -> bool:
+        """Whether an addition's operand had better keep the zero filters of the channels that it lacks."""
+        channels = self.channels_of(node)
+        missing = needed & ~channels.live
+
+        def pays() -> bool:
+            macs = int(missing.sum()) * filter_macs(node, op.node, self)
+            order = self.streams.ordered(op.node, np.flatnonzero(needed))
+            padded = is_run(np.flatnonzero(channels.live[order]))
+            price = self.prices.pad if padded else self.prices.gather
+            elements = math.prod(shape_of(op.node)[1:]) / channels.size * int(needed.sum())
+            return macs < price * elements
+
+        return bool(missing.any()) and self.facts.recall(op.name, f"zeros{node.name}", pays)
 
     # what rules say
 

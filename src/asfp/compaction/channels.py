@@ -79,3 +79,9 @@ class Facts:
         if not self.replay:
             self.recorded[name] = np.asarray(find(), dtype=bool)
         return self.recorded[name]
+
+    def recall(self, node: str, key: str, find: Callable[[], bool]) -> bool:
+        """One yes or no; a plan from before the question was asked says no."""
+        if self.replay and f"{node}:{key}" not in self.recorded:
+            return False
+        return bool(self(node, key, lambda: np.array([find()]))[0])

@@ -16,7 +16,15 @@ from asfp.weights import load_weights
 
 
 def compact_checkpoint(
-    checkpoint: Path, output: Path, model: str, *, size: str | None = None, table: bool = False, **options: Any
+    checkpoint: Path,
+    output: Path,
+    model: str,
+    *,
+    size: str | None = None,
+    layout: str = "least",
+    tune: str | None = None,
+    table: bool = False,
+    **options: Any,
 ) -> str:
     """Build `model` with `options`, load the checkpoint, compact, verify, save to `output`; the report for people.
 
@@ -37,7 +45,7 @@ def compact_checkpoint(
     dense = create_model(model, **options).eval()
     load_weights(dense, checkpoint)
     example = torch.zeros(resize(input_shape(model, dense), size))
-    small = compact(dense, example)
+    small = compact(dense, example, layout=layout, tune=tune)
     found = verify(dense, small, example)
     save(small, output, model=model, **options)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (dense, small))

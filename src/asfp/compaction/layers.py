@@ -90,17 +90,25 @@ class Pick(nn.Module):
         return f"{self.index.numel()} channels, axis={self.axis}"
 
 
-class AddPrefix(nn.Module):
-    """Adds a narrow tensor to the first channels of a wide one, Eq. 8 of the paper where the index set is a prefix."""
+class Surround(nn.Module):
+    """Puts constant channels in front of and behind a tensor's own: one concatenation, no gather."""
 
-    def __init__(self, axis: int, width: int) -> None:
+    before: Tensor
+    after: Tensor
+
+    def __init__(self, before: Tensor, after: Tensor, axis: int) -> None:
         super().__init__()
-        self.axis, self.width = axis, width
+        self.register_buffer("before", before)
+        self.register_buffer("after", after)
+        self.axis, self.dims = axis, before.ndim
 
-    def forward(self, wide: Tensor, narrow: Tensor) -> Tensor:
-        before = (slice(None),) * self.axis
-        first, rest = wide[(*before, slice(0, self.width))], wide[(*before, slice(self.width, None))]
-        return torch.cat([first + narrow, rest], self.axis)
+    def forward(self, input: Tensor) -> Tensor:
+        shape = [-1 if i == self.axis else input.shape[i] for i in range(self.dims)]
+        parts = [self.before.expand(shape), input, self.after.expand(shape)]
+        return torch.cat(parts, self.axis)
+
+    def extra_repr(self) -> str:
+        return f"{self.before.numel()} before, {self.after.numel()} after, axis={self.axis}"
 
 
 class Constant(nn.Module):

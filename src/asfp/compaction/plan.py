@@ -97,6 +97,13 @@ class Plan:
     facts: dict[str, str]
     input_names: tuple[str, ...]
     input_types: tuple[str, ...]
+    layout: str = "least"
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Equal for plans that give the same structure."""
+        widths = tuple((x.name, x.in_after, x.out_after) for x in self.layers)
+        return widths, tuple(sorted(self.layouts.items()))
 
     @property
     def macs_before(self) -> int:
@@ -209,7 +216,7 @@ def signature(traced: fx.GraphModule) -> str:
     return digest.hexdigest()[:32]
 
 
-def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter) -> Plan:
+def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter, layout: str) -> Plan:
     model = type(traced).__name__
     inputs = [n for n in traced.graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
     barriers = tuple(BarrierPlan(op.name, op.spelling, reason) for op, reason in state.barriers)
@@ -231,6 +238,7 @@ def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter) -> Plan:
         facts=facts,
         input_names=tuple(str(n.target) for n in inputs),
         input_types=tuple(str(n.meta["val"].dtype).removeprefix("torch.") for n in inputs),
+        layout=layout,
     )
 
 

@@ -60,6 +60,9 @@ class Rewriter:
     def physical(self, node: fx.Node) -> Physical:
         return self.physicals[node]
 
+    def ordered(self, node: fx.Node, labels: Labels) -> Labels:
+        return self.state.streams.ordered(node, labels)
+
     def define(self, node: fx.Node, new: fx.Node, keep: Labels, *, virtual: bool = False) -> None:
         self.physicals[node] = Physical(new, np.asarray(keep, dtype=np.int64), virtual)
 

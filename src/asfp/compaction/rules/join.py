@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from asfp.compaction.channels import Channels, Labels, Mask, Unsupported, Values
-from asfp.compaction.layers import AddPrefix, Constant
+from asfp.compaction.layers import Constant, Surround
 from asfp.compaction.rules.base import Op, Rule, axis_of, column, is_tensor, shape_of
 from asfp.compaction.rules.perchannel import Pointwise
 from asfp.compaction.sizes import shapes_of
@@ -101,6 +102,8 @@ class Arithmetic(Rule):
             if x.kind == "channels":
                 # where the other side alone would be too small, this one must come, constants and all
                 mine = need & x.live if self.covers(op, other, axis) else need
+                if self.kind == "add" and other.kind == "channels" and state.leaves_zeros(op, x.node, need):
+                    mine = need
                 if mine.any():
                     state.want(x.node, mine)
                     brought |= self.covers(op, x, axis)
@@ -126,12 +129,12 @@ class Arithmetic(Rule):
 
     def emit(self, op: Op, out: Rewriter) -> None:
         (a, b), axis, _ = self.operands(op, out.state)
-        keep = self.layout(a, b, np.flatnonzero(out.state.need[op.node]), out)
+        keep = self.layout(op, a, b, axis, out)
         if self.kind == "add":
-            sliced = self.prefix(op, a, b, keep, axis, out)
-            if sliced is not None:
-                out.note_layout(op, "slice")
-                out.define(op.node, sliced, keep)
+            padded = self.padded(op, a, b, keep, axis, out)
+            if padded is not None:
+                out.note_layout(op, "pad")
+                out.define(op.node, padded, keep)
                 return
         carrier = self.carrier(op, a, b, keep, axis, out)
         left, right = (self.side(op, x, keep, axis, out, forced=x is carrier) for x in (a, b))
@@ -143,16 +146,17 @@ class Arithmetic(Rule):
             return
         if self.kind == "add" and a.kind == b.kind == "channels":
             gathered = any(out.has(x.node) and n is not out.physical(x.node).node for x, n in ((a, left), (b, right)))
-            out.note_layout(op, "gather" if gathered else "plain")
+            zeros = any(not x.live[keep].all() and out.has(x.node) for x in (a, b))
+            out.note_layout(op, "gather" if gathered else "zeros" if zeros else "plain")
         out.define(op.node, out.function(self.function, (left, right)), keep)
 
-    def layout(self, a: Operand, b: Operand, needed: Labels, out: Rewriter) -> Labels:
+    def layout(self, op: Op, a: Operand, b: Operand, axis: int, out: Rewriter) -> Labels:
         """The channels of the result, in order: an operand's own where it has all that is needed (no gather there)."""
-        sets = [out.physical(x.node).keep for x in (a, b) if x.kind == "channels" and out.has(x.node)]
-        fitting = [s for s in sets if np.isin(needed, s).all()]
-        if not fitting:
-            return needed
-        return min(fitting, key=len)
+        needed = out.ordered(op.node, np.flatnonzero(out.state.need[op.node]))
+        sides = [x for x in (a, b) if x.kind == "channels" and out.has(x.node)]
+        sides.sort(key=lambda x: not self.covers(op, x, axis))  # better gather the small one
+        fitting = [out.physical(x.node).keep for x in sides if np.isin(needed, out.physical(x.node).keep).all()]
+        return min(fitting, key=len, default=needed)
 
     def carrier(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Operand | None:
         """The operand that must come as a tensor although its channels are constant, since none else has the extent."""
@@ -180,21 +184,34 @@ class Arithmetic(Rule):
             return None
         return out.insert(f"{op.name}_constant", Constant(column(out.like(fill, x.node), axis, ndim)), ())
 
-    def prefix(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
-        """A contiguous addition where one operand holds just the first channels of the other, the rest being zero."""
+    def padded(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
+        """Eq. 8 without a gather: one operand's channels lie side by side among the other's."""
         if a.kind != "channels" or b.kind != "channels" or not (out.has(a.node) and out.has(b.node)):
             return None
         for wide, narrow in ((a, b), (b, a)):
             w, n = out.physical(wide.node), out.physical(narrow.node)
-            if (
-                np.array_equal(w.keep, keep)
-                and 0 < len(n.keep) < len(keep)
-                and np.array_equal(n.keep, keep[: len(n.keep)])
-                and shapes_of(wide.node) == shapes_of(narrow.node) == shapes_of(op.node)
-                and not self.filled(op, narrow, keep[len(n.keep) :], out)
-            ):
-                return out.insert(f"{op.name}_prefix", AddPrefix(axis, len(n.keep)), (w.node, n.node))
+            count = len(n.keep)
+            if not (0 < count < len(keep) and np.array_equal(w.keep, keep) and n.keep[0] in keep):
+                continue
+            start = int(np.flatnonzero(keep == n.keep[0])[0])
+            if np.array_equal(n.keep, keep[start : start + count]) and shapes_of(wide.node) == shapes_of(
+                narrow.node
+            ) == shapes_of(op.node):
+                full = self.surrounded(op, narrow, keep[:start], keep[start + count :], axis, out)
+                return out.function(self.function, (w.node, full))
         return None
+
+    def surrounded(self, op: Op, x: Operand, before: Labels, after: Labels, axis: int, out: Rewriter) -> fx.Node:
+        """An operand with its constant channels in front and behind: zeros by padding."""
+        node, ndim = out.physical(x.node).node, len(shape_of(op.node))
+        if not self.filled(op, x, np.concatenate([before, after]), out):
+            pads = [0, 0] * (ndim - 1 - axis) + [len(before), len(after)]
+            return out.function(F.pad, (node, tuple(pads)))
+        columns = [
+            out.like(torch.from_numpy(x.value[labels]), x.node).reshape([1] * axis + [-1] + [1] * (ndim - axis - 1))
+            for labels in (before, after)
+        ]
+        return out.insert(f"{op.name}_surround", Surround(columns[0], columns[1], axis), (node,))
 
     @staticmethod
     def filled(op: Op, x: Operand, labels: Labels, out: Rewriter) -> bool:

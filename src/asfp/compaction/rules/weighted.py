@@ -136,6 +136,7 @@ class Weighted(Rule):
         source = state.along(op.source, axis)
         rows = np.flatnonzero(state.need[op.node])
         if filters.groups == 1:
+            rows = out.ordered(op.node, rows)
             node, columns = out.along(op.source, axis)
         else:
             columns = np.flatnonzero(state.notes[op.node][2])

@@ -1,0 +1,244 @@
+"""How residual additions are laid out: the order of a stream's channels, and what each way of adding costs.
+
+A branch that has lost channels can be added to a wider stream in three ways: gather its channels into place; pad it,
+where its channels lie side by side in the stream's order; or leave its zero filters in, so that the addition stays as
+plain as it was. The first two cost memory traffic, the last one multiplications.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import fx
+
+from asfp.compaction.channels import Channels, Labels, Mask
+from asfp.compaction.rules.base import Op, Rule, shape_of
+from asfp.compaction.rules.join import Arithmetic, Concatenate
+from asfp.compaction.rules.parts import Opaque, Size
+from asfp.compaction.rules.perchannel import Identity, Normalise, Pointwise, PReLU, Reduce, Spatial
+from asfp.compaction.rules.shape import Permute, Squeeze, View
+from asfp.compaction.rules.weighted import Border, Weighted
+from asfp.errors import AsfpError, nearest
+
+if TYPE_CHECKING:
+    from asfp.compaction.analyse import Analysis
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What one element of the wide tensor costs beyond a plain addition, in multiply-adds of a convolution.
+
+    Measured for OpenVINO and ONNX Runtime on a CPU with AVX-512, batch 1: gathering takes as long as 80 to 180
+    multiply-adds, padding as 25 to 40.
+    """
+
+    gather: float
+    pad: float
+
+
+LAYOUTS = {
+    "least": Prices(0.0, 0.0),
+    "auto": Prices(130.0, 30.0),
+    "zeros": Prices(math.inf, math.inf),
+}
+"""least: fewest multiply-adds, never a zero left in; auto: by the prices above; zeros: no gather and no padding where
+zero filters can stay instead, for GPUs."""
+
+ALONG: tuple[type[Rule], ...] = (Identity, Pointwise, PReLU, Normalise, Spatial, Border)
+"""Rules that pass each channel on under its own number."""
+THROUGH: tuple[type[Rule], ...] = (View, Squeeze, Permute, Reduce, Concatenate)
+"""Rules that pass channels on in whatever order they come."""
+
+
+def prices_of(layout: str | Prices) -> Prices:
+    """The prices behind a layout's name.
+
+    >>> prices_of("least").gather
+    0.0
+    """
+    if isinstance(layout, Prices):
+        return layout
+    if layout not in LAYOUTS:
+        raise AsfpError(f"layout={layout!r} is unknown: use one of {', '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
+    return LAYOUTS[layout]
+
+
+def order_of(size: int, sets: Iterable[Mask]) -> Labels:
+    """An order of `size` channels in which as many of the sets as possible lie side by side, the first ones first.
+
+    Ordered blocks are refined set by set: a set fits where the blocks it touches follow each other and only the outer
+    ones are touched in part; those are split so that its parts face each other. Sets that do not fit are passed over.
+
+    >>> a, b = np.array([1, 0, 1, 0, 1], bool), np.array([0, 0, 1, 1, 1], bool)
+    >>> order_of(5, [a, b])
+    array([0, 2, 4, 3, 1])
+    """
+    blocks: list[Labels] = [np.arange(size)]
+    for mask in sets:
+        hits = [int(mask[block].sum()) for block in blocks]
+        touched = [i for i, n in enumerate(hits) if n]
+        if not touched:
+            continue
+        first, last = touched[0], touched[-1]
+        inner = range(first + 1, last)
+        if len(touched) != last - first + 1 or any(hits[i] != len(blocks[i]) for i in inner):
+            continue
+        parts: list[Labels] = []
+        for i, block in enumerate(blocks):
+            inside, outside = block[mask[block]], block[~mask[block]]
+            split = [outside, inside] if i == first and first < last else [inside, outside]
+            parts += [block] if hits[i] in (0, len(block)) else split
+        blocks = parts
+    return np.concatenate(blocks)
+
+
+def is_run(places: Labels) -> bool:
+    """Whether places follow each other without a gap."""
+    return len(places) > 0 and int(places[-1] - places[0]) == len(places) - 1 and bool((np.diff(places) == 1).all())
+
+
+class Streams:
+    """The nodes whose channels carry the same numbers, joined by additions; and an order of channels for each stream.
+
+    A stream keeps its natural order where something that reads it needs that order, or where no addition gains.
+    """
+
+    def __init__(self, state: Analysis, *, reorder: bool) -> None:
+        self.state = state
+        self.parent: dict[fx.Node, fx.Node] = {}
+        self.ranks: dict[fx.Node, Labels] = {}
+        self.ops = {op.node: op for op in state.ops}
+        if not state.facts.recall("streams", "reorder", lambda: reorder):
+            return
+        for op in state.ops:
+            for node in self._joined(op):
+                self.parent[self._root(node)] = self._root(op.node)
+        streams: dict[fx.Node, list[Op]] = {}
+        for op in state.ops:
+            streams.setdefault(self._root(op.node), []).append(op)
+        for root, members in streams.items():
+            self._order(root, members)
+
+    def ordered(self, node: fx.Node, labels: Labels) -> Labels:
+        """The channels in the order of the stream that the node belongs to."""
+        rank = self.ranks.get(self._root(node))
+        return labels if rank is None else labels[np.argsort(rank[labels], kind="stable")]
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        path = []
+        while (above := self.parent.get(node, node)) is not node:
+            path.append(node)
+            node = above
+        self.parent.update(dict.fromkeys(path, node))
+        return node
+
+    def _joined(self, op: Op) -> list[fx.Node]:
+        """The inputs that share their channels' numbers with the result."""
+        rule = self.state.rules[op.node]
+        known = self.state.channels[op.node]
+        if not isinstance(known, Channels) or len(known.axes) != 1:
+            return []
+        if isinstance(rule, Arithmetic):
+            return [x.node for x in rule.operands(op, self.state)[0] if x.kind == "channels"]
+        if isinstance(rule, ALONG):
+            source = rule.tensor(op) if isinstance(rule, Pointwise) else op.node.args[0]
+            same = isinstance(source, fx.Node) and self.state.channels.get(source)
+            return [source] if isinstance(same, Channels) and same.axes == known.axes else []  # type: ignore[list-item]
+        return []
+
+    def _order(self, root: fx.Node, members: list[Op]) -> None:
+        sets: list[tuple[float, Mask]] = []
+        for op in members:
+            rule = self.state.rules[op.node]
+            if isinstance(rule, Arithmetic) and rule.kind == "add":
+                operands = [x for x in rule.operands(op, self.state)[0] if x.kind == "channels"]
+                elements = math.prod(shape_of(op.node)[1:])
+                sets += [(elements, x.live) for x in operands if len(operands) == 2 and not x.live.all()]
+        if not sets or not all(self._indifferent(op.node, set()) for op in members):
+            return
+        merged: dict[bytes, tuple[float, Mask]] = {}
+        for weight, mask in sets:
+            before = merged.get(mask.tobytes(), (0.0, mask))[0]
+            merged[mask.tobytes()] = (before + weight, mask)
+        ranked = sorted(merged.values(), key=lambda pair: -pair[0])
+        size = len(ranked[0][1])
+        order = order_of(size, [mask for _, mask in ranked])
+        rank = np.argsort(order, kind="stable")
+        gain = sum(weight * (is_run(np.sort(rank[m])) - is_run(np.flatnonzero(m))) for weight, m in ranked)
+        if gain > 0:
+            self.ranks[root] = rank
+
+    def _indifferent(self, node: fx.Node, seen: set[fx.Node]) -> bool:
+        """Whether all that comes of a node reads its channels in any order."""
+        if node in seen:
+            return True
+        seen.add(node)
+        if node.op in ("placeholder", "output") or not self._producible(node):
+            return False
+        return all(self._reads_any_order(user, node, seen) for user in node.users)
+
+    def _producible(self, node: fx.Node) -> bool:
+        """Whether the node's channels can be made in another order: by filters, or passed on from such."""
+        rule = self.state.rules[node]
+        if isinstance(rule, Weighted):
+            return self._plain(node)
+        return isinstance(rule, (Arithmetic, *ALONG))
+
+    def _reads_any_order(self, user: fx.Node, node: fx.Node, seen: set[fx.Node]) -> bool:
+        rule = self.state.rules[user]
+        if isinstance(rule, Weighted):
+            return self._plain(user)
+        if isinstance(rule, (Size, Opaque)):
+            return True
+        if isinstance(rule, THROUGH):
+            known = self.state.channels[user]
+            single = isinstance(known, Channels) and len(known.axes) == 1
+            return single and all(self._reads_any_order(after, user, seen) for after in user.users)
+        return node in self._joined(self.ops[user]) or (isinstance(rule, Border) and node is user.args[1])
+
+    def _plain(self, node: fx.Node) -> bool:
+        module: Any = self.state.traced.get_submodule(str(node.target))
+        return int(getattr(module, "groups", 1)) == 1
+
+
+def filter_macs(node: fx.Node, reader: fx.Node, state: Analysis) -> float:
+    """Multiply-adds of one more channel in a value that `reader` adds to: the filter that makes it, and what other
+    layers spend on reading it. Infinite where the way back to the filters leads through anything but operations that
+    pass channels on.
+    """
+    macs = 0.0
+    while True:
+        macs += sum(_reading_macs(user, state) for user in node.users if user is not reader)
+        rule = state.rules[node]
+        if isinstance(rule, Weighted):
+            source = state.channels_of(node.args[0])  # type: ignore[arg-type]
+            return macs + int(source.live.sum()) * _use(node, state)
+        if isinstance(rule, Arithmetic) and rule.kind == "add" and macs < math.inf:
+            sides = rule.operands(Op(node, None), state)[0]
+            whole = all(x.kind == "channels" for x in sides)
+            return macs + sum(filter_macs(x.node, node, state) for x in sides) if whole else math.inf
+        if not isinstance(rule, ALONG) or isinstance(rule, Border):
+            return math.inf
+        source_node = rule.tensor(Op(node, None)) if isinstance(rule, Pointwise) else node.args[0]
+        if not isinstance(source_node, fx.Node):
+            return math.inf
+        node, reader = source_node, node
+
+
+def _reading_macs(user: fx.Node, state: Analysis) -> float:
+    """What one more input channel costs a layer."""
+    if not isinstance(state.rules[user], Weighted):
+        return 0.0 if isinstance(state.rules[user], Size) else math.inf
+    return int(state.channels_of(user).live.sum()) * _use(user, state)
+
+
+def _use(node: fx.Node, state: Analysis) -> float:
+    """Multiply-adds of one pair of input and output channels."""
+    module: Any = state.traced.get_submodule(str(node.target))
+    if int(getattr(module, "groups", 1)) > 1:
+        return math.inf
+    return float(math.prod(module.weight.shape[2:]) * math.prod(shape_of(node)[2:]))

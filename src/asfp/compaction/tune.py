@@ -1,0 +1,65 @@
+"""The layout that is fastest on the engine that a model will run on: measured, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from asfp.compaction.layout import LAYOUTS, Prices
+from asfp.errors import AsfpError, nearest
+from asfp.trace import Example, as_arguments
+
+SCALES = (0.3, 3.0)
+"""Prices between the named layouts', as multiples of "auto"."""
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def candidates() -> dict[str, Prices]:
+    """The named layouts and some between them.
+
+    >>> list(candidates())
+    ['least', 'auto', 'zeros', 'auto x 0.3', 'auto x 3']
+    """
+    auto = LAYOUTS["auto"]
+    return LAYOUTS | {f"auto x {s:g}": Prices(auto.gather * s, auto.pad * s) for s in SCALES}
+
+
+def fastest(
+    build: Callable[[Prices], Module], alike: Callable[[Module], object], example: Example, engine: str, repeats: int
+) -> tuple[str, Module]:
+    """Build the model by each of the prices, time them side by side on the engine, and return the fastest.
+
+    Models that come out the same, as `alike` tells, are timed once.
+
+    >>> widths = {0.0: 8, 30.0: 64}
+    >>> make = lambda prices: nn.Conv2d(3, widths.get(prices.pad, 128), 3)
+    >>> fastest(make, lambda conv: conv.out_channels, torch.zeros(1, 3, 64, 64), "torch", 5)[0]
+    'least'
+    """
+    from asfp.bench import ENGINES, Setting, bench_models
+
+    if engine not in ENGINES:
+        raise AsfpError(f"tune={engine!r} is no engine: use one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}")
+    args, kwargs = as_arguments(example)
+    if kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
+        raise AsfpError(
+            "tune=... times models with one input: give one tensor as example, or choose layout=... by hand"
+        )
+    models: dict[str, Module] = {}
+    seen: set[object] = set()
+    for name, prices in candidates().items():
+        model = build(prices)
+        if alike(model) not in seen:
+            seen.add(alike(model))
+            models[name] = model
+    if len(models) == 1:
+        return next(iter(models.items()))
+    x = args[0]
+    setting = Setting(engine, batch=len(x), device=x.device.type, threads=torch.get_num_threads())
+    rows = bench_models(models, x, [setting], repeats=repeats).rows
+    best = min(rows, key=lambda row: row.times.median).model
+    return best, models[best]

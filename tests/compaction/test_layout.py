@@ -1,0 +1,166 @@
+"""Residual additions: whatever the layout, the same function; what each layout promises about gathers and work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import assert_equal, zero_filters
+from torch import Tensor, nn
+
+import asfp
+from asfp.compaction import apply
+from asfp.compaction.layers import Pick, Surround, Widen
+from asfp.compaction.layout import LAYOUTS, Prices, is_run, order_of
+from asfp.errors import AsfpError
+
+NAMES = ["resnet20", "torchvision:resnet18", "torchvision:mobilenet_v2"]
+masks = st.integers(2, 12).flatmap(
+    lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n).map(lambda m: np.array(m, bool)), min_size=1)
+)
+
+
+@given(masks)
+def test_an_order_has_all_channels_once_and_the_first_two_sets_side_by_side(sets: list[Any]) -> None:
+    order = order_of(len(sets[0]), sets)
+    assert sorted(order.tolist()) == list(range(len(sets[0])))
+    for mask in sets[:2]:
+        assert not mask.any() or is_run(np.flatnonzero(mask[order]))
+
+
+@given(masks)
+def test_nested_sets_all_lie_side_by_side(sets: list[Any]) -> None:
+    nested = [np.logical_and.reduce(sets[: i + 1]) for i in range(len(sets))]
+    order = order_of(len(sets[0]), nested)
+    assert all(not mask.any() or is_run(np.flatnonzero(mask[order])) for mask in nested)
+
+
+def pruned(name: str, *, constants: bool) -> tuple[nn.Module, tuple[int, int, int]]:
+    """A network with a third of its filters zero; with `constants`, their maps are not."""
+    torch.manual_seed(0)
+    model = zero_filters(asfp.create_model(name)).double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and not constants:
+            nn.init.zeros_(module.bias)
+            nn.init.zeros_(module.running_mean)  # type: ignore[arg-type]
+    return model, (3, 32, 32) if name.startswith("resnet") else (3, 64, 64)
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layout_is_exact_and_comes_back_from_its_plan(name: str, layout: str, constants: bool) -> None:
+    model, shape = pruned(name, constants=constants)
+    example = torch.randn(1, *shape, dtype=torch.float64)
+    small = asfp.compact(model, example, layout=layout)
+    assert small.plan.layout == layout
+    assert_equal(model, small, (2, *shape), (1, 3, shape[1] + 9, shape[2] + 4))
+    again = apply(asfp.Plan.from_json(small.plan.to_json()), model)
+    with torch.no_grad():
+        assert torch.equal(small(example), again(example))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_cost_multiplications_and_save_gathers(name: str) -> None:
+    model, shape = pruned(name, constants=False)
+    example = torch.zeros(1, *shape, dtype=torch.float64)
+    plans = {layout: asfp.compact(model, example, layout=layout).plan for layout in LAYOUTS}
+    macs = [plans[layout].macs_after for layout in ("least", "auto", "zeros")]
+    assert macs == sorted(macs)
+    assert macs[-1] < plans["least"].macs_before
+    moved = [sum(how in ("gather", "pad") for how in plan.layouts.values()) for plan in plans.values()]
+    assert moved[0] >= moved[1] >= moved[2]
+    assert moved[2] < moved[0]
+
+
+def test_zeros_leave_a_plain_resnet() -> None:
+    model, shape = pruned("torchvision:resnet50", constants=True)
+    small = asfp.compact(model, torch.zeros(1, *shape, dtype=torch.float64), layout="zeros")
+    assert set(small.plan.layouts.values()) == {"zeros"}
+    assert not any(isinstance(m, (Pick, Widen, Surround)) for m in small.modules())
+
+
+@pytest.mark.parametrize("constants", [True, False])
+def test_two_blocks_with_any_sets_need_no_gather(constants: bool) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 4, 1)
+            self.branches = nn.ModuleList(nn.Sequential(nn.Conv2d(24, 24, 1), nn.BatchNorm2d(24)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for branch in self.branches:
+                x = torch.relu(x + branch(x))
+            return self.head(x)
+
+    torch.manual_seed(1)
+    model = Two().double().eval()
+    for branch in model.branches:
+        nn.init.normal_(branch[1].bias) if constants else nn.init.zeros_(branch[1].bias)  # type: ignore[index]
+        with torch.no_grad():
+            gone = torch.randperm(24)[:8]
+            branch[0].weight[gone] = 0  # type: ignore[index]
+            branch[0].bias[gone] = 0  # type: ignore[index]
+    small = asfp.compact(model, torch.zeros(1, 3, 5, 5, dtype=torch.float64))
+    assert list(small.plan.layouts.values()) == ["pad", "pad"]
+    assert any(isinstance(m, Surround) for m in small.modules()) == constants
+    assert_equal(model, small, (2, 3, 7, 6))
+
+
+def test_what_needs_the_natural_order_keeps_it() -> None:
+    class Outputs(nn.Module):
+        """The stream itself is an output: its channels must come in their own order."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.branch = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return x + self.branch(x)
+
+    model = Outputs().double().eval()
+    with torch.no_grad():
+        model.branch.weight[::2] = 0
+    small = asfp.compact(model, torch.zeros(1, 3, 4, 4, dtype=torch.float64))
+    assert sum(isinstance(m, (Pick, Widen)) for m in small.modules()) == 1
+    assert_equal(model, small, (2, 3, 5, 5))
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_tuning_takes_a_layout_that_was_timed(engine: str) -> None:
+    pytest.importorskip(engine)
+    model, shape = pruned("resnet20", constants=False)
+    model.float()
+    small = asfp.compact(model, torch.randn(1, *shape), tune=engine)
+    name, _, where = small.plan.layout.partition(", measured on ")
+    assert name in {*LAYOUTS, "auto x 0.3", "auto x 3"}
+    assert where == engine
+    assert_equal(model, small, (2, *shape))
+
+
+def test_a_layout_survives_the_file(tmp_path: Path) -> None:
+    model, shape = pruned("resnet20", constants=True)
+    model.float()
+    example = torch.randn(2, *shape)
+    small = asfp.compact(model, example, layout="zeros")
+    asfp.save(small, tmp_path / "small.safetensors")
+    again = asfp.load(tmp_path / "small.safetensors")
+    with torch.no_grad():
+        assert torch.equal(small.eval()(example), again.eval()(example))
+
+
+def test_mistakes_are_told() -> None:
+    model, shape = pruned("resnet20", constants=False)
+    example = torch.zeros(1, *shape, dtype=torch.float64)
+    with pytest.raises(AsfpError, match="Did you mean zeros"):
+        asfp.compact(model, example, layout="zeroes")
+    with pytest.raises(AsfpError, match="is no engine"):
+        asfp.compact(model, example, tune="opnvino")
+    assert asfp.compact(model, example, layout=Prices(1.0, 1.0)).plan.macs_after < 40_000_000
