@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-def align_kept(sizes: Sequence[int], asked: Sequence[int], n: int, macs: Callable[[Sequence[int]], float]) -> list[int]:
+def align_kept(
+    sizes: Sequence[int],
+    asked: Sequence[int],
+    n: int,
+    macs: Callable[[Sequence[int]], float],
+    inner: Sequence[Sequence[int]] = (),
+) -> list[int]:
     """For each layer a multiple of n next to `asked`, above or below, so that macs(kept) stays close to macs(asked).
 
     Error diffusion: layers are settled one by one, those whose choice moves the multiply-adds most first, each to the
@@ -19,12 +25,18 @@ def align_kept(sizes: Sequence[int], asked: Sequence[int], n: int, macs: Callabl
     - it has n filters or fewer: it is exempt, and keeps what was asked;
     - nothing is to be pruned: it keeps all;
     - fewer than n should stay: n stay;
-    - more should stay than its largest multiple of n: that, or all of them, whichever is nearer.
+    - more should stay than its largest multiple of n: that, or all of them, whichever is nearer;
+    - the multiple above would need channels that others prune: `inner` names, for each layer, those that write a part
+      of its channels and prune them for both.
 
     >>> align_kept([64, 64, 128, 8], [45, 45, 90, 6], 16, sum)
     [48, 48, 80, 6]
     """
     choices = [_choices(size, kept, n) for size, kept in zip(sizes, asked, strict=True)]
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i]):
+        most = sizes[i] - max((sizes[j] - choices[j][0] for j in (inner[i] if inner else ())), default=0)
+        if choices[i][-1] > most and sizes[i] > n:
+            choices[i] = (choices[i][0] if len(choices[i]) == 2 else max(n, most // n * n),)
     goal = macs(asked)
     kept = [pair[0] if len(pair) == 1 else count for pair, count in zip(choices, asked, strict=True)]
 

@@ -98,6 +98,8 @@ def compact(
 def measure(
     model: Annotated[str, typer.Argument(help="resnet56, vgg16, torchvision:NAME, timm:NAME, or a .safetensors file.")],
     rate: Annotated[float | None, typer.Option(help="Share of the filters to prune, between 0 and 1.")] = None,
+    selection: Annotated[str | None, typer.Option(help="independent (the default), nested or coupled.")] = None,
+    align: Annotated[int | None, typer.Option(help="Keep multiples of so many filters. [default: 1]")] = None,
     preset: Annotated[str | None, typer.Option(help="Layers of a published model: pfec, for vgg16.")] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Show each layer.")] = False,
@@ -106,7 +108,18 @@ def measure(
     """Multiply-adds and parameters: dense, pruned by the paper's count, and of the real compact model."""
     from asfp.measurement.command import measure_source
 
-    typer.echo(measure_source(model, rate=rate, preset=preset, size=size, layers=layers, as_json=as_json))
+    typer.echo(
+        measure_source(
+            model,
+            rate=rate,
+            selection=selection,
+            align=align,
+            preset=preset,
+            size=size,
+            layers=layers,
+            as_json=as_json,
+        )
+    )
 
 
 @app.command()

@@ -16,8 +16,9 @@ class Costs:
     convolutions have the filters of the channels they read.
 
     >>> from asfp.streams import Call
-    >>> calls = (Call("a", 100, None), Call("b", 400, np.array([0, 0, 0, 0])))
-    >>> streams = Streams({"a": np.arange(4), "b": np.arange(4, 8)}, {}, np.zeros(8, np.int8), calls)
+    >>> calls = (Call("a", 100, None), Call("b", 400, np.arange(4)))
+    >>> ids = {"a": np.arange(4), "b": np.arange(4, 8)}
+    >>> streams = Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), calls)
     >>> costs = Costs(streams, np.array([0, 0, 0, 0, -1, -1, -1, -1]), {"a": [(0, 1)]}, sizes=[4])
     >>> costs.macs([4]), costs.macs([2])
     (500.0, 250.0)
@@ -26,7 +27,7 @@ class Costs:
     def __init__(
         self, streams: Streams, unit_of: Ids, written: Mapping[str, Sequence[tuple[int, int]]], sizes: Sequence[int]
     ) -> None:
-        """`unit_of`: the unit of a channel that readers can miss, or -1; `written`: the units of a layer's filters."""
+        """`unit_of`: the unit of what a call may read, or -1; `written`: the units of a layer's filters."""
         n = len(sizes)
         self.sizes = np.asarray(sizes, float)
         self.dense = np.array([call.macs for call in streams.calls], float)

@@ -122,17 +122,15 @@ def _elementwise(flow: Flow, node: fx.Node, adding: bool) -> Any:
     ndim = max(ids.ndim for ids in followed)
     followed = [ids.reshape((1,) * (ndim - ids.ndim) + tuple(ids.shape)) for ids in followed]
     wide = max(followed, key=Tensor.numel)
+    same = [ids for ids in followed if ids.shape == wide.shape]
     for ids in followed:
-        if ids.shape == wide.shape:
-            flow.join(ids, wide)
-            wide = torch.where(wide < 0, ids, wide)
-        elif ids.numel() > 1:
+        if ids.shape != wide.shape and ids.numel() > 1:
             raise Unknown
-        elif adding:  # one map for all channels: none of them stays constant
-            flow.mark([wide], Width.FULL)
+    if adding and len(same) < len(followed):  # one map for all channels: none of them stays constant
+        flow.mark([wide], Width.FULL)
     if adding and any(flow.known[n] is None and not _is_vector(n, wide.numel()) for n in nodes):
         flow.mark([wide], Width.FULL)
-    return wide
+    return flow.sum(same) if adding else flow.product(same)
 
 
 def _concatenate(flow: Flow, node: fx.Node) -> Tensor:
@@ -144,13 +142,11 @@ def _concatenate(flow: Flow, node: fx.Node) -> Tensor:
     widths = [_width(n, ids, axis) for n, ids in zip(parts, known, strict=True)]
     if any(ids is not None and ids.shape[axis] != width for ids, width in zip(known, widths, strict=True)):
         followed = [ids for ids in known if isinstance(ids, Tensor)]
-        for ids in followed:  # pixels beside pixels: channel c of the result is channel c of each
-            if ids.shape != followed[0].shape:
-                raise Unknown
-            flow.join(ids, followed[0])
+        if any(ids.shape != followed[0].shape for ids in followed):
+            raise Unknown
         if len(followed) < len(known):
             flow.mark(followed, Width.FULL)
-        return followed[0]
+        return flow.sum(followed)  # pixels beside pixels: channel c of the result is channel c of each
     columns = []
     for ids, width in zip(known, widths, strict=True):
         if ids is None:

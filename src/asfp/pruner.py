@@ -87,7 +87,8 @@ class SoftPruner:
             example_inputs=example_inputs,
         )  # fmt: skip
         self.layers = selected.layers
-        self._together = Together(selected, self.selection, self.align)
+        self.together = Together(selected, self.selection, self.align)
+        """Which layers choose together, and how many filters each prunes."""
         self.rate = goal if goal is not None else max(layer.goal for layer in self.layers)
         self.schedule: Schedule = schedule if schedule is not None else AsymptoticSchedule(self.rate, self.epochs)
         self._goal = schedule_goal(self.schedule, self.epochs)
@@ -111,7 +112,7 @@ class SoftPruner:
         regrown = count_regrown(self._zeroed, self.masks, scores)
         self.masks = self._with_followers(self._choose(scores, counts))
         zero_(self._zeroed, self.masks, self.zero_maps)
-        return self._record(epoch, share * self.rate, self._together.per_layer(counts), regrown)
+        return self._record(epoch, share * self.rate, self.together.per_layer(counts), regrown)
 
     def _share(self, epoch: int) -> float:
         """How much of its goal each layer is pruned to: rate(epoch) / goal, Eq. 6."""
@@ -119,18 +120,18 @@ class SoftPruner:
 
     def _counts(self, share: float) -> list[int]:
         """N_{i+1} P_i', for each layer; coupled, for each part of a stream."""
-        return self._together.counts(share)
+        return self.together.counts(share)
 
     def _choose(self, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
         """A mask for each layer, True = kept."""
-        return self._together.choose(scores, counts)
+        return self.together.choose(scores, counts)
 
     def _with_followers(self, chosen: list[Tensor]) -> dict[str, Tensor]:
         masks = {layer.name: mask for layer, mask in zip(self.layers, chosen, strict=True)}
         for layer in self.layers:
             for follower in layer.followers:
                 masks[follower.name] = masks[layer.name].repeat_interleave(follower.repeat)
-        return masks | self._together.readers(chosen)
+        return masks | self.together.readers(chosen)
 
     def _record(self, epoch: int, rate: float, counts: list[int], regrown: list[int]) -> PruneStep:
         last, self._last = self._last, {}
@@ -239,7 +240,7 @@ class HardPruner(SoftPruner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` of a pruner with the same settings on the same model."""
         super().load_state_dict(state)
-        self._before = self._together.per_unit([self.masks[layer.name] for layer in self.layers]) if self.masks else []
+        self._before = self.together.per_unit([self.masks[layer.name] for layer in self.layers]) if self.masks else []
 
     def _counts(self, share: float) -> list[int]:
         counts = super()._counts(share)
@@ -249,4 +250,4 @@ class HardPruner(SoftPruner):
         self._before, gone = counts, None
         if self.masks:
             gone = [~self.masks[layer.name].to(score.device) for layer, score in zip(self.layers, scores, strict=True)]
-        return self._together.choose(scores, counts, gone)
+        return self.together.choose(scores, counts, gone)

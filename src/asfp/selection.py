@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
+from asfp.coupling import whole_streams
 from asfp.errors import AsfpError, TraceError, nearest
-from asfp.flow import Width
 from asfp.roles import CONVOLUTIONS, LEAVES, Convolution, Roles, find_roles, is_depthwise
-from asfp.streams import Ids, Streams, find_streams, shared_streams
+from asfp.streams import Ids, Streams, find_streams
 from asfp.trace import trace
 
 Layers = Callable[[str, nn.Module], bool] | Mapping[str, float] | None
@@ -133,7 +133,7 @@ def select_streams(
     goals = _goals(convolutions, layers, rate, roles)
     if selection == "coupled":
         assert streams is not None
-        goals = _whole_streams(goals, streams, convolutions, layers, rate)
+        goals = whole_streams(goals, streams, convolutions, None if layers is not None else rate)
     chosen: dict[int, Layer] = {}
     for name, goal in goals.items():
         module = convolutions[name]
@@ -152,33 +152,6 @@ def select_streams(
                 _check_weight(name, convolutions[name])
                 readers.append((Layer(name, convolutions[name], norm=roles.norms.get(name)), ids))
     return Selected(found, streams, readers)
-
-
-def _whole_streams(
-    goals: dict[str, float],
-    streams: Streams,
-    convolutions: Mapping[str, Convolution],
-    layers: Layers,
-    rate: float | None,
-) -> dict[str, float]:
-    """The goals, alike for all that write a stream: by default projections join; a user has to name them all."""
-    weights = {id(convolutions[name].weight): goal for name, goal in goals.items()}
-    goals = dict(goals)
-    for names in shared_streams(streams, Width.FREE):
-        rates = {name: weights.get(id(convolutions[name].weight), 0.0) for name in names}
-        if not any(rates.values()):
-            continue
-        if layers is None:
-            assert rate is not None
-            goals |= dict.fromkeys(names, rate)
-        elif len(set(rates.values())) > 1:
-            low, high = min(rates, key=lambda n: rates[n]), max(rates, key=lambda n: rates[n])
-            raise AsfpError(
-                f'selection="coupled" prunes all that write a stream alike, and layers gives {high!r} the rate '
-                f"{rates[high]} and {low!r}, which writes the same stream, {rates[low] or 'none'}: choose both with "
-                'the same rate, or use selection="nested"'
-            )
-    return {name: goals[name] for name in convolutions if name in goals}
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asfp.checks import SELECTIONS, check_align, check_selection
 from asfp.compaction import CompactModule, compact
-from asfp.errors import AsfpError
+from asfp.errors import AsfpError, nearest
 from asfp.models import MODELS, create_model
 from asfp.pruner import SoftPruner
 from asfp.schedule import check_rate
@@ -23,7 +24,7 @@ FILES = (".safetensors", ".onnx", ".xml")
 
 @dataclass(frozen=True)
 class Source:
-    """A model as the user wrote it: `resnet56`, `torchvision:resnet50@0.3`, `model.safetensors`, `model.onnx`."""
+    """A model as the user wrote it: `resnet56`, `torchvision:resnet50@0.3:nested:16`, `model.safetensors`, `a.onnx`."""
 
     text: str
     name: str
@@ -31,6 +32,10 @@ class Source:
     rate: float | None
     """Pruned to this share and compacted, where the text ends in @RATE."""
     path: Path | None
+    selection: str | None = None
+    """As `SoftPruner` takes it, where the text ends in @RATE:SELECTION; None: not said."""
+    align: int | None = None
+    """Likewise, from @RATE:ALIGN or @RATE:SELECTION:ALIGN."""
 
     @property
     def is_graph_file(self) -> bool:
@@ -39,10 +44,12 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """NAME, NAME@RATE, or a file.
+    """NAME, NAME@RATE, NAME@RATE:SELECTION:ALIGN (either may be left out), or a file.
 
     >>> parse_source("torchvision:resnet50@0.3").rate
     0.3
+    >>> parse_source("torchvision:resnet50@0.3:nested:16").selection, parse_source("resnet56@0.4:8").align
+    ('nested', 8)
     >>> parse_source("resnet56").name
     'resnet56'
     """
@@ -50,14 +57,31 @@ def parse_source(text: str) -> Source:
         if not Path(text).is_file():
             raise AsfpError(f"there is no file {text!r}: give the path of a {', '.join(FILES)} file, or a model's name")
         return Source(text, "", None, Path(text))
-    name, at, rate = text.rpartition("@")
+    name, at, pruning = text.rpartition("@")
     if not at:
         return Source(text, text, None, None)
+    rate, *options = pruning.split(":")
     try:
         number = float(rate)
     except ValueError:
         raise AsfpError(f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4") from None
-    return Source(text, name, check_rate(f"{name}@RATE", number), None)
+    selection, align = _options(text, options)
+    return Source(text, name, check_rate(f"{name}@RATE", number), None, selection, align)
+
+
+def _options(text: str, options: list[str]) -> tuple[str | None, int | None]:
+    selection, align = None, None
+    for option in options:
+        if option.isdecimal() and align is None:
+            align = check_align(int(option))
+        elif option in SELECTIONS and selection is None and align is None:
+            selection = check_selection(option)
+        else:
+            raise AsfpError(
+                f"{text!r}: {option!r} is not understood; write NAME@RATE:SELECTION:ALIGN with one of "
+                f"{', '.join(SELECTIONS)} and a whole number, e.g. resnet56@0.4:nested:8.{nearest(option, SELECTIONS)}"
+            )
+    return selection, align
 
 
 def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -81,16 +105,19 @@ def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Mo
     example = torch.zeros(resize(input_shape(source.name, model), size))
     if source.rate is None:
         return model, example
-    return prune_and_compact(model, example, source.rate), example
+    return prune_and_compact(model, example, source.rate, source.selection, source.align), example
 
 
-def prune_and_compact(model: nn.Module, example: Tensor, rate: float) -> CompactModule:
-    """The model pruned in place to `rate` in one step, then compacted.
+def prune_and_compact(
+    model: nn.Module, example: Tensor, rate: float, selection: str | None = None, align: int | None = None
+) -> CompactModule:
+    """The model pruned in place to `rate` in one step, then compacted; None stands for the pruner's default.
 
     >>> prune_and_compact(create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5).get_submodule("conv1").out_channels
     8
     """
-    SoftPruner(model, rate, epochs=1, example_inputs=example).step(1)
+    options: dict[str, Any] = {"selection": selection or "independent", "align": align or 1}
+    SoftPruner(model, rate, epochs=1, example_inputs=example, **options).step(1)
     return compact(model, example)
 
 

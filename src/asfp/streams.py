@@ -26,7 +26,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a convolution: its multiply-adds for one sample, and the channels it reads (None: not followed)."""
+    """One call of a convolution: its multiply-adds for one sample, and what it reads (None: not followed).
+
+    A number in `reads` stands for one filter's output, or for a sum on its way along a stream.
+    """
 
     name: str
     macs: int
@@ -53,10 +56,14 @@ class Streams:
 
     writes: Mapping[str, Ids]
     """Convolution -> the channel that each of its filters writes."""
+    filters: Mapping[str, Ids]
+    """Convolution -> its filters, by the number that `Call.reads` has where nothing was added to their channel yet."""
     follows: Mapping[str, Ids]
     """Depthwise convolution -> the channel that each of its filters reads, and goes on writing."""
     width: npt.NDArray[np.int8]
     """`Width` by channel."""
+    channel: Ids
+    """What `Call.reads` and `filters` have -> the channel."""
     calls: tuple[Call, ...]
     """In the order of the graph."""
 
@@ -65,7 +72,7 @@ def shared_streams(streams: Streams, widest: Width) -> list[list[str]]:
     """The convolutions that write a stream together, stream by stream; streams wider than `widest` are left out.
 
     >>> ids = {"a": np.arange(4), "b": np.arange(4), "c": np.arange(4, 8)}
-    >>> shared_streams(Streams(ids, {}, np.zeros(8, np.int8), ()), Width.FREE)
+    >>> shared_streams(Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), ()), Width.FREE)
     [['a', 'b']]
     """
     pairs = [(torch.from_numpy(ids), torch.from_numpy(ids[:1]).expand(len(ids))) for ids in streams.writes.values()]
@@ -149,6 +156,21 @@ class Flow:
     def join(self, a: Tensor, b: Tensor) -> None:
         self.same.append((a.flatten(), b.flatten()))
 
+    def sum(self, parts: Sequence[Tensor]) -> Tensor:
+        """Channels of their own that are one with those of each part."""
+        if all(torch.equal(ids, parts[0]) for ids in parts):
+            return parts[0]
+        result = self.new(parts[0].numel()).view(parts[0].shape)
+        for ids in parts:
+            self.join(ids, result)
+        return result
+
+    def product(self, parts: Sequence[Tensor]) -> Tensor:
+        """The channels of the first part, one with those of the others: a product has what both factors have."""
+        for ids in parts[1:]:
+            self.join(ids, parts[0])
+        return parts[0]
+
     def _convolution(self, node: fx.Node, module: Convolution, ids: Any) -> Tensor | None:
         name = self.names[id(module)]
         dims = module.weight.ndim
@@ -177,13 +199,13 @@ class Flow:
         root = components(self.size, self.same)
         rooted = [(names, root[ids.numpy()]) for names, ids in self.written.values()]
         numbered = {name: ids for names, ids in rooted for name in names}
+        filters = {name: ids.numpy() for names, ids in self.written.values() for name in names}
         width = np.zeros(self.size, np.int8)
         for ids, level in self.marks:
             at = root[ids[ids >= 0].numpy()]
             width[at] = np.maximum(width[at], level)
         follows = {name: _rooted(root, ids.numpy()) for name, ids in self.followed.items()}
-        calls = [Call(c.name, c.macs, None if c.reads is None else _rooted(root, c.reads)) for c in self.calls]
-        return Streams(numbered, follows, width, tuple(calls))
+        return Streams(numbered, filters, follows, width, root, tuple(self.calls))
 
 
 def components(size: int, same: Sequence[tuple[Tensor, Tensor]]) -> Ids:

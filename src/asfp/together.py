@@ -146,6 +146,8 @@ class Together:
             key = (tuple(sorted(self._channels(i).tolist())), layer.goal) if i in self._joint else i
             alike.setdefault(key, []).append(i)
         clusters = list(alike.values())
+        sets = [set(self._channels(m[0]).tolist()) if self.coupled and m[0] in self._joint else set() for m in clusters]
+        inner = [[j for j, part in enumerate(sets) if part and part < whole] for whole in sets]
         first = [self.layers[members[0]] for members in clusters]
         sizes = [layer.filters for layer in first]
         asked = [layer.filters - count_pruned(layer.filters, layer.goal) for layer in first]
@@ -163,27 +165,36 @@ class Together:
             targets = [layer.filters - k for layer, k in zip(self.layers, spread(counts), strict=True)]
             return costs.macs([u.size - c for u, c in zip(self.units, self._split(targets), strict=True)])
 
-        return list(spread(align_kept(sizes, asked, self.align, macs)))
+        return list(spread(align_kept(sizes, asked, self.align, macs, inner)))
+
+    def macs(self, share: float) -> float:
+        """Multiply-adds of the convolutions, for one sample, with this share of the goal pruned, in whole filters."""
+        counts = self.counts(share)
+        return self.costs().macs([unit.size - count for unit, count in zip(self.units, counts, strict=True)])
+
+    def macs_exact(self) -> float:
+        """The same with N (1 - P) of N filters kept, not rounded."""
+        return self.costs().macs([u.size * (1 - self.layers[u.writers[0][0]].goal) for u in self.units])
 
     def costs(self) -> Costs:
         """Multiply-adds by how much of each unit is kept; a stream that is not coupled keeps its width."""
         assert self.streams is not None
         unit_of = np.full(len(self.streams.width), -1)
-        writers = np.zeros(len(self.streams.width), int)
-        for ids in {id(ids): ids for ids in self.streams.writes.values()}.values():
-            writers[np.unique(ids)] += 1
         written: dict[str, list[tuple[int, int]]] = {}
         for u, unit in enumerate(self.units):
             for i, repeat in unit.writers:
                 written.setdefault(self.layers[i].name, []).append((u, repeat))
-            own = self.streams.writes.get(self.layers[unit.writers[0][0]].name)
-            if len(unit.writers) == 1 and own is not None and own.size == unit.size:
-                unit_of[own[writers[own] == 1]] = u
+        alone = len(self.units) - len(self._groups)
+        for u, unit in enumerate(self.units[:alone]):
+            name = self.layers[unit.writers[0][0]].name
+            if name in self.streams.filters:
+                unit_of[self.streams.filters[name]] = u
         starts = np.cumsum([0, *(unit.size for unit in self._groups)])
         for i, index in zip(self._joint, self._index, strict=True):
             if self.coupled:
-                group = np.searchsorted(starts, index, side="right") - 1
-                unit_of[self._channels(i)] = len(self.units) - len(self._groups) + group
+                group = np.full(len(unit_of), -1)
+                group[self._channels(i)] = alone + np.searchsorted(starts, index, side="right") - 1
+                unit_of = np.where(group[self.streams.channel] >= 0, group[self.streams.channel], unit_of)
         return Costs(self.streams, unit_of, written, [unit.size for unit in self.units])
 
     # which

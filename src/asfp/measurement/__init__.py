@@ -24,8 +24,9 @@ __all__ = ["LayerMacs", "Measurement", "Pruned", "measure"]
 class Pruned:
     """What pruning saves, by three counts of the convolutions' multiply-adds.
 
-    - `macs_paper`: N (1 - P) filters of N, no rounding, residual streams at full width: the paper's FLOPs.
-    - `macs_integer`: the same with whole filters, N - floor(N P).
+    - `macs_paper`: N (1 - P) filters of N, no rounding, residual streams at full width: the paper's FLOPs. Coupled,
+      which the paper has not, with the streams narrowed.
+    - `macs_integer`: the same with whole filters, N - floor(N P), or the multiple that `align` makes of it.
     - `macs_compact`: those of a model that was really pruned and compacted. It has fewer where a stream's first blocks
       leave some of its channels unwritten, and more where channels cannot be cut (see the plan's barriers).
     """
@@ -37,6 +38,8 @@ class Pruned:
     macs_compact: int
     macs_compact_linear: int
     params_compact: int
+    selection: str = "independent"
+    align: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Measurement:
         if (cut := self.pruned) is not None:
             result |= {
                 "rate": cut.rate,
+                "selection": cut.selection,
+                "align": cut.align,
                 "macs_paper": round(cut.macs_paper),
                 "cut_paper_percent": round(self.cut_percent(cut.macs_paper), 4),
                 "macs_integer": round(cut.macs_integer),
@@ -116,14 +121,17 @@ def measure(
     *,
     rate: float | None = None,
     layers: Layers = None,
+    selection: str = "independent",
+    align: int = 1,
     repeats: int = 0,
 ) -> Measurement:
     """Multiply-adds (one sample), parameters and, with `rate` or `layers`, what pruning to that rate would leave.
 
     A convolution costs positions * weights, a linear map in * out; biases, norms and activations are not counted. A
     layer that is called twice counts twice in multiply-adds and once in parameters. The model itself is not changed
-    and its weights do not matter: what is pruned and compacted is a copy with random ones. `rate` and `layers` are as
-    in SoftPruner. With `repeats`, `latency_ms` is the median time of so many runs on the example, in evaluation mode.
+    and its weights do not matter: what is pruned and compacted is a copy with random ones. `rate`, `layers`,
+    `selection` and `align` are as in SoftPruner. With `repeats`, `latency_ms` is the median time of so many runs on
+    the example, in evaluation mode.
 
     >>> import asfp
     >>> found = asfp.measure(asfp.create_model("resnet20"), torch.zeros(1, 3, 32, 32), rate=0.4)
@@ -136,7 +144,7 @@ def measure(
     counted = count_layers(model, example_inputs)
     pruned = None
     if rate is not None or layers is not None:
-        pruned = _pruned(model, example_inputs, rate, layers)
+        pruned = _pruned(model, example_inputs, rate, layers, selection, align)
     latency = None
     if repeats:
         from asfp.bench import latency_ms
@@ -145,13 +153,19 @@ def measure(
     return Measurement(type(model).__name__, _shape(example_inputs), counted, pruned, latency)
 
 
-def _pruned(model: nn.Module, example_inputs: Example, rate: float | None, layers: Layers) -> Pruned:
+def _pruned(
+    model: nn.Module, example_inputs: Example, rate: float | None, layers: Layers, selection: str, align: int
+) -> Pruned:
     copied = _with_random_weights(model)
-    pruner = SoftPruner(copied, rate, epochs=1, layers=layers, example_inputs=example_inputs)
-    rates = {layer.name: layer.goal for layer in pruner.layers}
-    graph = trace_whole(copied, example_inputs)
-    paper = convolution_macs(graph, rates, exact_fraction)
-    integer = convolution_macs(graph, rates, whole_filters)
+    pruner = SoftPruner(
+        copied, rate, epochs=1, layers=layers, selection=selection, align=align, example_inputs=example_inputs
+    )
+    if pruner.together.streams is not None:
+        paper, integer = pruner.together.macs_exact(), pruner.together.macs(1.0)
+    else:
+        rates = {layer.name: layer.goal for layer in pruner.layers}
+        graph = trace_whole(copied, example_inputs)
+        paper, integer = (convolution_macs(graph, rates, kept) for kept in (exact_fraction, whole_filters))
     pruner.step(1)
     small = count_layers(compact(copied, example_inputs, check=False), example_inputs)
     return Pruned(
@@ -161,6 +175,8 @@ def _pruned(model: nn.Module, example_inputs: Example, rate: float | None, layer
         macs_compact=sum(layer.macs_conv for layer in small),
         macs_compact_linear=sum(layer.macs_linear for layer in small),
         params_compact=sum(layer.params for layer in small),
+        selection=selection,
+        align=align,
     )
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from asfp.checks import check_align, check_selection
 from asfp.compaction import CompactModule
 from asfp.errors import AsfpError
 from asfp.measurement import measure
@@ -19,6 +20,8 @@ def measure_source(
     text: str,
     *,
     rate: float | None = None,
+    selection: str | None = None,
+    align: int | None = None,
     preset: str | None = None,
     size: str | None = None,
     layers: bool = False,
@@ -34,8 +37,13 @@ def measure_source(
         raise AsfpError(f"{text} can be run, but not counted: measure the model or the .safetensors file it came from")
     rates = _preset(source, preset, rate)
     rate = _rate(source, rate, as_given=preset is None)
+    selection = _once(source, "selection", source.selection, selection) or "independent"
+    align = _once(source, "align", source.align, align) or 1
+    if rate is None and rates is None and (selection, align) != ("independent", 1):
+        raise AsfpError(f"--selection and --align say how {text} is pruned: give --rate too, e.g. --rate 0.4")
     model, example = build(replace(source, rate=None), size)
-    found = replace(measure(model, example, rate=rate, layers=rates), model=text.partition("@")[0])
+    found = measure(model, example, rate=rate, layers=rates, selection=selection, align=align)
+    found = replace(found, model=text.partition("@")[0])
     origin = _origin(model) if isinstance(model, CompactModule) else {}
     if as_json:
         extra = {"preset": preset} if preset else {}
@@ -52,6 +60,17 @@ def _rate(source: Source, rate: float | None, as_given: bool) -> float | None:
         if source.rate is not None and source.rate != rate:
             raise AsfpError(f"{source.text} and --rate {rate} differ: give the rate once")
     return rate if rate is not None or not as_given else source.rate
+
+
+def _once(source: Source, name: str, own: Any, given: Any) -> Any:
+    if given is not None:
+        CHECKS[name](given)
+        if own is not None and own != given:
+            raise AsfpError(f"{source.text} and --{name} {given} differ: give the {name} once")
+    return own if given is None else given
+
+
+CHECKS = {"selection": check_selection, "align": check_align}
 
 
 def _preset(source: Source, preset: str | None, rate: float | None) -> dict[str, float] | None:

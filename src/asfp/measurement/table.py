@@ -27,6 +27,10 @@ def as_table(found: Measurement, *, layers: bool = False) -> str:
     title = f"{found.model}, input {'x'.join(map(str, found.input_shape))}"
     if found.pruned is not None and found.pruned.rate is not None:
         title += f", {100 * found.pruned.rate:g} % of the filters pruned"
+    if found.pruned is not None:
+        cut = found.pruned
+        title += f", {cut.selection}" if cut.selection != "independent" else ""
+        title += f", multiples of {cut.align} kept" if cut.align > 1 else ""
     console.print(title)
     if layers:
         console.print(_layers(found))

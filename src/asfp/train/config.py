@@ -13,6 +13,7 @@ from asfp.schedule import check_epochs, check_rate
 from asfp.train.reading import build, merge, parse_override, read_tables
 
 METHODS = ("none", "sfp", "asfp", "hard")
+SELECTIONS = ("independent", "nested", "coupled")
 SCHEDULES = ("auto", "constant", "asymptotic", "linear", "cubic")
 DATASETS = ("cifar10", "digits", "imagefolder")
 AUGMENTATIONS = ("auto", "none", "crop-flip")
@@ -100,6 +101,7 @@ class PruningConfig:
     """Rates by the convolution's name; `*` in a name stands for any part: {"layer*.conv1" = 0.3}. Empty: all."""
     zero_maps: bool = False
     selection: str = "independent"
+    align: int = 1
     momentum: str = "keep"
     """zero: at each pruning the optimiser's momentum of pruned filters is set to zero. keep: as the paper's code."""
     norm: str = "keep"
@@ -115,6 +117,8 @@ class PruningConfig:
 
     def __post_init__(self) -> None:
         _one_of("pruning.method", self.method, METHODS)
+        _one_of("pruning.selection", self.selection, SELECTIONS)
+        _at_least("pruning.align", self.align, 1)
         _one_of("pruning.momentum", self.momentum, MOMENTUM)
         _one_of("pruning.norm", self.norm, NORM)
         _at_least("pruning.soften_epochs", self.soften_epochs, 0)
