@@ -1,0 +1,191 @@
+"""Runs of a plan as processes of their own, up to a budget: at its end all are asked to write a checkpoint and stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asfp.errors import AsfpError
+from asfp.reproduce.plan import Planned
+from asfp.reproduce.records import collect, read_record
+from asfp.train.journal import METRICS
+from asfp.train.record import RECORD
+
+LOG = "train.log"
+GRACE_S = 120.0  # for the checkpoint; a process that is still there after it is killed
+POLL_S = 0.2
+TELL_EVERY_S = 60.0
+STOPPED = (130, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of "25m", "90s", "1h30m".
+
+    >>> parse_budget("25m"), parse_budget("1h30m"), parse_budget("1.5h")
+    (1500.0, 5400.0, 5400.0)
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.strip().lower():
+        raise AsfpError(f"--budget {text!r} is not a time: write hours, minutes or seconds, e.g. 25m, 1h30m, 90s")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise AsfpError(f"--budget {text!r} is no time at all: write e.g. 25m, or leave it out to run everything")
+    return seconds
+
+
+@dataclass
+class Outcome:
+    """What became of a plan's queue, by the names of the runs."""
+
+    finished: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """With the last line of the log."""
+    left: list[str] = field(default_factory=list)
+    """Not begun: the budget was spent, or what they need is not there."""
+    interrupted: bool = False
+
+
+def execute(
+    queue: Sequence[Planned],
+    results: Path,
+    *,
+    budget: float | None = None,
+    jobs: int = 1,
+    settings: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Run the queue in order, `jobs` at once, copying each record to `results`; stop all after `budget` seconds.
+
+    A run is `asfp train` in a process of its own, with its output in train.log in the run's folder. At the budget, or
+    at Ctrl-C or SIGTERM, each gets one SIGTERM: it writes a checkpoint after the step it is in, and the next call goes
+    on from there. `settings` are added to every run, e.g. engine.accelerator=cpu.
+    """
+    if jobs < 1:
+        raise AsfpError(f"--jobs {jobs}: it must be at least 1")
+    outcome, begin, told = Outcome(), time.monotonic(), time.monotonic()
+    waiting = [planned for planned in queue if planned.state not in ("done", "blocked")]
+    active: list[_Process] = []
+    with _stop_signals() as stop:
+        try:
+            while waiting or active:
+                over = bool(stop) or (budget is not None and time.monotonic() - begin >= budget)
+                if over:
+                    break
+                for process in [p for p in active if p.done()]:
+                    active.remove(process)
+                    process.close(outcome, results, say)
+                while len(active) < jobs and (following := _next(waiting, active, outcome)) is not None:
+                    waiting.remove(following)
+                    active.append(_Process(following, settings, say))
+                if not active:
+                    break  # what is left needs a run that failed
+                if time.monotonic() - told > TELL_EVERY_S:
+                    told = time.monotonic()
+                    say("; ".join(process.progress() for process in active))
+                time.sleep(POLL_S)
+        finally:
+            _stop_all(active, outcome, results, say)
+        outcome.interrupted = bool(stop)
+    outcome.left = [planned.name for planned in queue if planned in waiting or planned.state == "blocked"]
+    return outcome
+
+
+class _Process:
+    """One run: its process and its log."""
+
+    def __init__(self, planned: Planned, settings: Sequence[str], say: Callable[[str], None]) -> None:
+        self.planned, self.folder, self.begin = planned, planned.config.folder, time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = (self.folder / LOG).open("ab")
+        command = [sys.executable, "-m", "asfp", "train", *planned.arguments, "engine.progress=plain", *settings]
+        source = Path(__file__).resolve().parents[2]
+        paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        # a session of its own: Ctrl-C reaches the runs through us, once
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment, start_new_session=True
+        )
+        say(f"{planned.name}: {f'going on from epoch {planned.epoch}' if planned.epoch else 'started'}")
+
+    def done(self) -> bool:
+        return self.process.poll() is not None
+
+    def progress(self) -> str:
+        return f"{self.planned.name}: epoch {_epochs(self.folder)} of {self.planned.config.epochs}"
+
+    def close(self, outcome: Outcome, results: Path, say: Callable[[str], None]) -> None:
+        """Take down what became of the run."""
+        code, name = self.process.wait(), self.planned.name
+        self.log.close()
+        if code == 0 and collect(self.folder, results) is not None:
+            accuracy = 100 * read_record(self.folder / RECORD)["result"]["accuracy_compact"]
+            say(f"{name}: {accuracy:.2f} % in {(time.monotonic() - self.begin) / 60:.1f} minutes")
+            outcome.finished.append(name)
+        elif code in STOPPED:
+            say(f"{name}: stopped after epoch {_epochs(self.folder)} of {self.planned.config.epochs}")
+            outcome.stopped.append(name)
+        else:
+            lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            outcome.failed[name] = lines[-1] if lines else f"exit code {code}"
+            say(f"{name}: failed: {outcome.failed[name]}")
+
+
+def _next(waiting: Sequence[Planned], active: Sequence[_Process], outcome: Outcome) -> Planned | None:
+    """The first run whose weights are there or that needs none."""
+    pending = {planned.name for planned in waiting} | {process.planned.name for process in active}
+    gone = {*outcome.failed, *outcome.stopped}
+    return next((p for p in waiting if not p.needs or p.needs not in pending | gone), None)
+
+
+def _stop_all(active: list[_Process], outcome: Outcome, results: Path, say: Callable[[str], None]) -> None:
+    running = [process for process in active if not process.done()]
+    for process in running:
+        process.process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + GRACE_S
+    for process in running:
+        try:
+            process.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.process.kill()
+            say(
+                f"{process.planned.name}: did not stop within {GRACE_S:.0f} s and was killed; its last checkpoint stays"
+            )
+    for process in active:
+        process.close(outcome, results, say)
+
+
+def _epochs(folder: Path) -> int:
+    file = folder / METRICS
+    return len(file.read_text(encoding="utf-8").splitlines()) if file.exists() else 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that SIGINT and SIGTERM are put on."""
+    stop: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        stop.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,150 @@
+"""The figures as pictures: PNG and SVG, ours beside what the paper gives in numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from asfp.reproduce.definition import Row
+from asfp.reproduce.plan import Plan, Planned
+from asfp.reproduce.rate import EPOCHS, GOAL, D, schedule
+from asfp.reproduce.show import accuracies, gap_of
+
+COLOURS = {"dense": "#777777", "SFP": "#c8553d", "ASFP": "#2a6f97", "hard": "#8a6d3b"}
+EMPTY = "no run recorded yet"
+
+Lines = Sequence[tuple[Row, Sequence[Planned]]]
+
+
+def draw(name: str, kind: str, plan: Plan | None, folder: Path) -> list[Path]:
+    """Write folder/NAME.png and folder/NAME.svg and return their paths.
+
+    >>> import tempfile
+    >>> [path.name for path in draw("fig-rate", "rate", None, Path(tempfile.mkdtemp()))]
+    ['fig-rate.png', 'fig-rate.svg']
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with rc_context({"svg.hashsalt": "asfp", "svg.fonttype": "none"}):
+        figure = Figure(facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        PICTURES[kind](figure, plan)
+        for path in paths:
+            metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(path, dpi=150, metadata=metadata)
+    return paths
+
+
+def _rate(figure: Any, plan: Plan | None) -> None:
+    figure.set_size_inches(6, 3.8)
+    axes, curve = _axes(figure.subplots()), schedule()
+    epochs = [EPOCHS * i / 400 for i in range(401)]
+    axes.plot(epochs, [100 * curve(epoch) for epoch in epochs], color=COLOURS["ASFP"], linewidth=2, label="ASFP, Eq. 7")
+    axes.axhline(100 * GOAL, color=COLOURS["SFP"], linewidth=1.2, linestyle="--", label="SFP")
+    points = ((0, 0.0), (D * EPOCHS, 75 * GOAL), (EPOCHS, 100 * GOAL))
+    axes.plot(*zip(*points, strict=True), "o", color=COLOURS["ASFP"], markersize=7, label="the three points given")
+    axes.set(xlabel="epoch", ylabel="filters pruned, %", ylim=(-1, 100 * GOAL * 1.12), title=f"goal {100 * GOAL:g} %")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _flops(figure: Any, plan: Plan | None) -> None:
+    assert plan is not None
+    lines = [line for line in plan.rows if line[0].cells[1] != "dense"]
+    panels = [
+        (key, list(group)) for key, group in groupby(lines, key=lambda line: (line[0].cells[0], line[0].cells[2]))
+    ]
+    for axes, ((network, start), group) in zip(_grid(figure, len(panels)), panels, strict=True):
+        _axes(axes)
+        for method in ("SFP", "ASFP"):
+            own = [line for line in group if line[0].cells[1] == method]
+            _series(axes, method, [(row.cut or 0.0, accuracies(runs)) for row, runs in own])
+            paper = [(row.cut, row.paper) for row, _ in own if row.paper is not None]
+            axes.plot(
+                [cut for cut, _ in paper], [value.mean for _, value in paper if value is not None],
+                linestyle=":", marker="s", markerfacecolor="white", color=COLOURS[method], label=f"{method}, paper",
+            )  # fmt: skip
+        dense = accuracies(plan.dense[group[0][0].dense.label]) if group[0][0].dense is not None else []
+        if dense:
+            axes.axhline(statistics.fmean(dense), color=COLOURS["dense"], linestyle="--", label="dense, ours")
+        empty = "" if any(accuracies(runs) for _, runs in group) else f": {EMPTY}"
+        axes.set(xlabel="MACs saved by the paper's count, %", ylabel="accuracy, %", title=f"{network}, {start}{empty}")
+        axes.legend(frameon=False, loc="lower left", fontsize=8)
+
+
+def _gap(figure: Any, plan: Plan | None) -> None:
+    assert plan is not None
+    lines = [(row, run.record) for row, runs in plan.rows for run in runs if run.record is not None][:4]
+    panels = _grid(figure, max(1, len(lines)))
+    if not lines:
+        _axes(panels[0]).set_title(EMPTY)
+    for axes, (row, record) in zip(panels, lines, strict=False):
+        epochs = range(1, len(record["epochs"]["accuracy_before"]) + 1)
+        before, after = ([100 * a for a in record["epochs"][f"accuracy_{k}"]] for k in ("before", "after"))
+        _axes(axes).plot(epochs, before, color=COLOURS["ASFP"], linewidth=1.2, label="before pruning")
+        axes.plot(epochs, after, color=COLOURS["SFP"], linewidth=1.0, linestyle="--", label="after pruning")
+        axes.plot(epochs, [-gap for gap in gap_of(record)], color="black", linewidth=0.9, label="difference")
+        axes.set(
+            xlabel="epoch",
+            ylabel="accuracy, %",
+            ylim=(min(-5.0, -max(gap_of(record)) - 2), 100),
+            title=", ".join(row.cells),
+        )
+        axes.legend(frameon=False, loc="center right")
+
+
+def _sweep(figure: Any, plan: Plan | None) -> None:
+    """Accuracy over what the last cell says: an interval, or 1/d."""
+    assert plan is not None
+    figure.set_size_inches(6.4, 4.2)
+    axes, head = _axes(figure.subplots()), plan.definition.heads[-1]
+    by_start = groupby(plan.rows, key=lambda line: line[0].cells[1])
+    for (start, group), colour in zip(by_start, (COLOURS["ASFP"], COLOURS["hard"]), strict=False):
+        points = [(float(row.cells[-1].removeprefix("1/")), accuracies(runs)) for row, runs in group]
+        _series(axes, start, points, colour)
+    title = f"{plan.rows[0][0].cells[0]}, 40 % pruned"
+    if not any(accuracies(runs) for _, runs in plan.rows):
+        title = f"{title}: {EMPTY}"
+    else:
+        axes.legend(frameon=False)
+        axes.set_ylim(min(axes.get_ylim()[0], axes.get_ylim()[1] - 1), None)
+    axes.set(xlabel=f"1/{head}" if head == "d" else f"{head}, epochs", ylabel="accuracy, %", title=title)
+
+
+def _series(axes: Any, label: str, points: Sequence[tuple[float, list[float]]], colour: str = "") -> None:
+    found = sorted((x, values) for x, values in points if values)
+    if found:
+        means = [statistics.fmean(values) for _, values in found]
+        spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
+        n = sorted({len(values) for _, values in found})
+        axes.errorbar(
+            [x for x, _ in found], means, spread, marker="o", capsize=3, color=colour or COLOURS[label],
+            label=f"{label}, ours (n = {' or '.join(map(str, n))})",
+        )  # fmt: skip
+
+
+def _grid(figure: Any, count: int) -> list[Any]:
+    """Axes for so many panels, two a row."""
+    columns = min(2, count)
+    rows = -(-count // columns)
+    figure.set_size_inches(5.6 * columns, 4.0 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    for unused in panels[count:]:
+        unused.remove()
+    return panels[:count]
+
+
+def _axes(axes: Any) -> Any:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_axisbelow(True)
+    return axes
+
+
+PICTURES: dict[str, Callable[[Any, Plan | None], None]] = {"rate": _rate, "flops": _flops, "gap": _gap, "sweep": _sweep}

@@ -1,0 +1,232 @@
+"""From rows to runs: which are recorded, which were cut off, which are to be run, in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asfp.errors import AsfpError, nearest
+from asfp.reproduce.definition import Definition, Row, Run
+from asfp.reproduce.records import Record, key_of, read_record
+from asfp.train.checkpoint import CURRENT, PREVIOUS
+from asfp.train.config import TrainConfig, load_config
+from asfp.train.journal import METRICS
+from asfp.train.record import RECORD
+
+ASSUMED_SECONDS = {"resnet20": 0.66, "resnet32": 1.0, "resnet56": 1.68, "resnet110": 3.2, "vgg16": 2.0}
+"""An epoch on one H200 by itself, where no record says it. ResNet-20 and 56 were measured (2.2 and 5.6 minutes for 200
+epochs), 32 and 110 lie on the line through them, VGG-16 is a guess."""
+
+MOST_SEEDS = 10  # records of seeds beyond those planned are looked for up to here
+DISTILLED = 4 / 3  # a forward pass more, beside a forward and a backward one
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where recipes, records, run folders and data lie; `data` None leaves it to the recipe."""
+
+    recipes: Path
+    results: Path = Path("results")
+    runs: Path = Path("runs")
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run with one seed, and how far it is: done, started, ready, waiting (for `needs`) or blocked."""
+
+    run: Run
+    seed: int
+    config: TrainConfig
+    arguments: tuple[str, ...]
+    """Of `asfp train`."""
+    state: str
+    epoch: int = 0
+    """Epochs done, where it was started."""
+    minutes: float = 0.0
+    """What is left, on one GPU by itself."""
+    record: Record | None = None
+    problem: str = ""
+    """Why it is blocked, and what to do."""
+
+    @property
+    def name(self) -> str:
+        return self.run.name(self.seed)
+
+    @property
+    def needs(self) -> str:
+        """The name of the run that must be finished before this one, or ""."""
+        return "" if self.run.needs is None else self.run.needs.name(self.seed)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows that are shown, each with its runs, and what is to be run for them in order of importance."""
+
+    definition: Definition
+    rows: tuple[tuple[Row, tuple[Planned, ...]], ...]
+    queue: tuple[Planned, ...]
+    dense: Mapping[str, tuple[Planned, ...]]
+    """The unpruned runs that rows are compared with, by label."""
+
+    @property
+    def minutes(self) -> float:
+        return sum(planned.minutes for planned in self.queue)
+
+
+def find_recipes() -> Path:
+    """The folder of recipes: here, or in the source tree that this file is part of.
+
+    >>> (find_recipes() / "cifar10" / "resnet56.toml").exists()
+    True
+    """
+    for folder in (Path("recipes"), Path(__file__).resolve().parents[3] / "recipes"):
+        if (folder / "cifar10").is_dir():
+            return folder
+    raise AsfpError("there is no folder recipes/ here: run this in a clone of the repository")
+
+
+def arguments_of(run: Run, seed: int, places: Places) -> tuple[str, ...]:
+    """What `asfp train` is called with: the recipe, and what this run changes.
+
+    >>> arguments_of(Run("cifar10/resnet20"), 1, Places(Path("recipes")))
+    ('recipes/cifar10/resnet20.toml', 'name="resnet20"', 'seed=1', 'output="runs/resnet20-seed1"')
+    """
+    arguments = [(places.recipes / f"{run.recipe}.toml").as_posix(), *run.overrides, f"name={_quoted(run.label)}"]
+    arguments += [f"seed={seed}", f"output={_quoted((places.runs / run.name(seed)).as_posix())}"]
+    if run.needs is not None:
+        arguments.append(f"{run.needs_for}={_quoted(weights_of(run, seed, places).as_posix())}")
+    if places.data is not None:
+        arguments.append(f"data.root={_quoted(places.data.as_posix())}")
+    return tuple(arguments)
+
+
+def weights_of(run: Run, seed: int, places: Places) -> Path:
+    """The weights that the run starts or learns from."""
+    assert run.needs is not None
+    return places.runs / run.needs.name(seed) / "model.pt"
+
+
+def make_plan(
+    definition: Definition, places: Places, records: Mapping[str, Record], *, only: str = "", seeds: int | None = None
+) -> Plan:
+    """The state of every run behind the rows that `only` names (all where it is empty), and the queue.
+
+    `only` is text in a run's name or a row's cells, "=NAME" for one run alone, or several of these with commas.
+    Each row has its own number of seeds, 0, 1, ...; `seeds` gives all the same. Seeds beyond a row's own come last.
+
+    >>> from asfp.reproduce import DEFINITIONS
+    >>> plan = make_plan(DEFINITIONS["fig-gap"], Places(find_recipes(), runs=Path("nowhere")), {})
+    >>> [planned.name for planned in plan.queue][:3]
+    ['resnet56-sfp-seed0', 'resnet56-asfp-seed0', 'resnet56-seed0']
+    """
+    if seeds is not None and seeds < 1:
+        raise AsfpError(f"seeds={seeds}: it must be at least 1")
+    chosen = [row for row in definition.rows if _matches(row, only)]
+    if not chosen:
+        names = dict.fromkeys(row.run.label for row in definition.rows)
+        raise AsfpError(
+            f"--only {only!r} names no row of {definition.name}.{nearest(only, names)} Runs: {', '.join(names)}"
+        )
+    rows = []
+    queue: dict[str, tuple[tuple[bool, int, int], Planned]] = {}
+    for row in chosen:
+        own = _seeds(row.run, seeds or row.seeds, places, records)
+        if row.optional and not only and not any(planned.record for planned in own):
+            continue
+        rows.append((row, tuple(own)))
+        for planned in own:
+            order = planned.seed >= row.seeds, row.priority, planned.seed
+            for item in (*_before(planned, places, records), planned):
+                if item.state != "done" and (item.name not in queue or order < queue[item.name][0]):
+                    queue[item.name] = order, item
+    ordered = [item for _, item in sorted(queue.values(), key=lambda entry: entry[0])]
+    dense = {row.dense.label: row.dense for row, _ in rows if row.dense is not None}
+    compared = {label: tuple(_seeds(run, 1, places, records)) for label, run in dense.items()}
+    return Plan(definition, tuple(rows), tuple(_dependencies_first(ordered)), compared)
+
+
+def _matches(row: Row, only: str) -> bool:
+    """Whether one of the parts between commas is in the row's text, or, after "=", is the name of its run."""
+    text = " ".join((row.run.label, *row.cells)).lower()
+    terms = [term.strip().lower() for term in only.split(",")]
+    return any(term[1:] == row.run.label if term.startswith("=") else term in text for term in terms)
+
+
+def _seeds(run: Run, count: int, places: Places, records: Mapping[str, Record]) -> list[Planned]:
+    """The run with the seeds 0 ... count - 1, and with every other that is recorded: no record is left out."""
+    planned = [_planned(run, seed, places, records) for seed in range(max(count, MOST_SEEDS))]
+    return [p for p in planned if p.seed < count or p.state == "done"]
+
+
+def _planned(run: Run, seed: int, places: Places, records: Mapping[str, Record]) -> Planned:
+    arguments = arguments_of(run, seed, places)
+    config = load_config(arguments[0], arguments[1:])
+    folder, key = config.folder, key_of(config)
+    record = records.get(key)
+    if record is None and (folder / RECORD).exists():
+        found = read_record(folder / RECORD)
+        record = found if key_of(found["config"]) == key else None
+        if record is None:
+            problem = f"{folder} holds another run under this name: move it away"
+            return Planned(run, seed, config, arguments, "blocked", problem=problem)
+    if record is not None:
+        return Planned(run, seed, config, arguments, "done", config.epochs, record=record)
+    epoch = 0
+    if any((folder / name).exists() for name in (CURRENT, PREVIOUS)):
+        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
+        epoch = min(len(lines), config.epochs)
+    minutes = (config.epochs - epoch) * seconds_of(config, records.values()) / 60
+    state, problem = "started" if epoch else "ready", ""
+    if run.needs is not None and not epoch and not (weights := weights_of(run, seed, places)).exists():
+        dense = _planned(run.needs, seed, places, records)
+        state = "waiting"
+        if dense.state in ("done", "blocked"):
+            state = "blocked"
+            problem = (
+                f"needs {weights}: {dense.name} is recorded, but its weights are not here. Copy its model.pt there, or "
+                f"train it again: asfp train {' '.join(map(_shell, dense.arguments))}"
+            )
+    return Planned(run, seed, config, arguments, state, epoch, minutes, problem=problem)
+
+
+def _before(planned: Planned, places: Places, records: Mapping[str, Record]) -> list[Planned]:
+    """The run that this one needs, where it is still to be run for it."""
+    if planned.state != "waiting" or planned.run.needs is None:
+        return []
+    return [_planned(planned.run.needs, planned.seed, places, records)]
+
+
+def _dependencies_first(queue: Iterable[Planned]) -> list[Planned]:
+    rest, done = list(queue), list[Planned]()
+    names = {planned.name for planned in rest}
+    while rest:
+        placed = {planned.name for planned in done}
+        i = next(i for i, item in enumerate(rest) if item.needs not in names or item.needs in placed)
+        done.append(rest.pop(i))
+    return done
+
+
+def seconds_of(config: TrainConfig, records: Iterable[Record]) -> float:
+    """An epoch of this network on one GPU: as the fastest record of it says, or else as assumed.
+
+    >>> seconds_of(TrainConfig(), [])
+    1.68
+    """
+    measured = [
+        sum(record["seconds"].get(phase, 0.0) for phase in ("train", "evaluate", "prune")) / record["config"]["epochs"]
+        for record in records
+        if record["config"]["model"]["name"] == config.model.name and "CPU" not in record["hardware"]["device"]
+    ]
+    base = min(measured, default=ASSUMED_SECONDS.get(config.model.name, ASSUMED_SECONDS["resnet56"]))
+    return base * (DISTILLED if config.distill.weights else 1.0)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _shell(text: str) -> str:
+    return f"'{text}'" if any(c in text for c in ' "*{}[]') else text

@@ -1,0 +1,92 @@
+"""Records of finished runs: found by what was run, not by their names or where they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asfp.errors import AsfpError
+from asfp.train.config import TrainConfig
+from asfp.train.identity import identity, settings
+from asfp.train.record import RECORD, write_record
+
+Record = dict[str, Any]
+
+
+def key_of(config: TrainConfig | Mapping[str, Any]) -> str:
+    """A string that two configs share exactly when they are the same run.
+
+    >>> from asfp.train.config import EngineConfig
+    >>> key_of(TrainConfig()) == key_of(TrainConfig(name="other", engine=EngineConfig(precision="32-true")))
+    True
+    >>> key_of(TrainConfig()) == key_of(TrainConfig(seed=1))
+    False
+    """
+    tables = settings(config) if isinstance(config, TrainConfig) else config
+    return json.dumps(identity(tables), sort_keys=True)
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file, when it is a whole one.
+
+    >>> read_record(Path("nowhere.json"))
+    Traceback (most recent call last):
+    ...
+    asfp.errors.AsfpError: there is no record nowhere.json
+    """
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != 1:
+            raise AsfpError(f"{path} has the format {record['format']}, this version reads 1: update asfp")
+        (
+            float(record["result"]["accuracy_compact"]),
+            record["compact"]["macs"],
+            record["epochs"],
+            key_of(record["config"]),
+        )
+    except FileNotFoundError as error:
+        raise AsfpError(f"there is no record {path}") from error
+    except AsfpError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AsfpError(f"{path} is not a record of asfp train ({error!r}): remove it, or copy it again") from error
+    return record
+
+
+def load_records(folder: Path) -> dict[str, Record]:
+    """All records under `folder`/cifar10, by `key_of`; two of the same run are an error, so that nobody picks.
+
+    >>> load_records(Path("nowhere"))
+    {}
+    """
+    found: dict[str, Record] = {}
+    paths: dict[str, Path] = {}
+    for path in sorted((folder / "cifar10").glob("*.json")):
+        record = read_record(path)
+        key = key_of(record["config"])
+        if key in found:
+            raise AsfpError(
+                f"{paths[key]} and {path} are records of the same run: keep the first of them, delete the other"
+            )
+        found[key], paths[key] = record, path
+    return found
+
+
+def collect(run: Path, results: Path) -> Path | None:
+    """Copy the record of a finished run folder to `results`/cifar10; None where the run is not finished.
+
+    >>> collect(Path("nowhere"), Path("results")) is None
+    True
+    """
+    source = run / RECORD
+    if not source.exists():
+        return None
+    record = read_record(source)
+    target = results / "cifar10" / f"{run.name}.json"
+    if target.exists() and key_of(read_record(target)["config"]) != key_of(record["config"]):
+        raise AsfpError(f"{target} is the record of another run than {run}: rename one of them")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_record(target, record)
+    return target
