@@ -1,6 +1,6 @@
 """See it: run records as one page, as pictures, in the terminal, or live while training runs."""
 
 from asfp.report.content import Content, gather
-from asfp.report.page import page, write_page
+from asfp.report.page import write_page
 
-__all__ = ["Content", "gather", "page", "write_page"]
+__all__ = ["Content", "gather", "write_page"]

@@ -44,7 +44,7 @@ def filter_heat(run: Run, label: str, index: int, budget: int) -> Heat | None:
     )
     zeroed = sum(int((~kept[-1]).sum()) for kept in history.kept.values())
     back = sum(int((kept[1:] & ~kept[:-1]).sum()) for kept in thin.kept.values())
-    note = f"Every {stride}th epoch is drawn." if stride > 1 else ""
+    note = f"One epoch in {stride} is drawn." if stride > 1 else ""
     return Heat(
         key=f"filters-{index}",
         title=label,

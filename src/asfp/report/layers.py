@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from asfp.roles import CONVOLUTIONS, LEAVES
 from asfp.trace import trace
 
 ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__", "__radd__"}
+LARGEST = 2**24
+"""Elements of an input that is traced."""
 SHAPES = {"cifar10": (3, 32), "digits": (1, 16), "imagefolder": (3, 224)}
 """Channels and side of the images, by data set."""
 
@@ -70,11 +73,14 @@ def layer_rows(run: Run) -> list[LayerRow]:
 
 def dense_model(run: Run) -> tuple[nn.Module, tuple[int, ...]]:
     """The run's network with random weights, and the shape of its input; only options that are safe to read count."""
-    data, options = dig(run.config, "data"), dict(dig(run.config, "model", "options") or {})
+    data, given = dig(run.config, "data"), dig(run.config, "model", "options")
+    options = dict(given) if isinstance(given, dict) else {}
     channels, side = SHAPES.get(str(dig(data, "name")), (3, 32))
     shape: tuple[int, ...] = (1, channels, *(2 * [integer(dig(data, "size")) or side]))
     if run.plan is not None and run.plan.inputs:
         shape = (1, *run.plan.inputs[0][1:])
+    if math.prod(shape) > LARGEST:
+        raise AsfpError(f"its input of shape {shape} is too large to trace")
     text = run.architecture
     if not text:
         name = str(dig(run.config, "model", "name") or "")
@@ -91,10 +97,10 @@ def stream_heat(run: Run, label: str, index: int) -> tuple[Heat | None, str]:
     try:
         model, shape = dense_model(run)
         graph = trace(model, torch.zeros(shape), LEAVES)
-    except (AsfpError, RuntimeError, ImportError) as error:
+        kept = {name: array[-1] for name, array in run.filters.kept.items()}
+        parts = tuple(_part(i, writers, kept) for i, writers in enumerate(streams(graph)))
+    except Exception as error:  # the files may name any network and any layers: whatever that does is their fault
         return None, f"residual streams are not drawn, as the network cannot be built: {str(error)[:300]}"
-    kept = {name: array[-1] for name, array in run.filters.kept.items()}
-    parts = tuple(_part(i, writers, kept) for i, writers in enumerate(streams(graph)))
     if not parts:
         return None, ""
     widths = ", ".join(f"{part.cells.shape[1]} channels by {part.cells.shape[0]} writers" for part in parts)

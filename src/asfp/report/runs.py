@@ -140,7 +140,7 @@ def read_run(path: Path) -> Run:
         filters = _attempt(lambda: _filters(folder / FILTERS), notices)
         plan, architecture = _attempt(lambda: _plan(folder / COMPACT), notices) or (None, "")
         timings = _attempt(lambda: read_timings(folder / BENCH), notices) or timings
-    epochs = [integer(row.get("epoch")) or i + 1 for i, row in enumerate(rows)]
+    epochs = [integer(row.get("epoch")) or i + 1 for i, row in enumerate(rows)] or (filters.epochs if filters else [])
     total = integer(config.get("epochs")) if isinstance(config, dict) else None
     sizes = (
         {} if folder is None else {f.name: f.stat().st_size for f in (folder / DENSE, folder / COMPACT) if f.is_file()}
@@ -281,7 +281,7 @@ def _complaints(run: Run, folder: Path | None, recorded: bool) -> list[Notice]:
             f"not finished, there is no {RECORD}: accuracies are those of training, and there is no compact model yet. "
             "The same `asfp train` command goes on with it"
         )
-    if not run.epochs:
+    if not run.columns:
         found.append("no metrics of the epochs: there are no curves")
     if folder is None:
         found.append("a record alone: filters, layers and latency need the folder of the run (asfp report RUN_FOLDER)")

@@ -107,6 +107,8 @@ def _card(name: str, text: str) -> str:
         big, small = inside, f"{main}{after}"
     else:
         big, small = main, f"({rest}" if bracket else ""
+        before, arrow, after = main.partition(" → ")
+        big, small = (after, f"from {before}") if arrow and not bracket else (big, small)
     detail = f"<small>{_(small)}</small>" if small else ""
     return f'<div class="card"><dt>{_(name)}</dt><dd>{_(big)}{detail}</dd></div>'
 
@@ -119,7 +121,7 @@ def _table(headlines: Sequence[Headline]) -> str:
     head = "".join(f'<th scope="col">{_(name)}</th>' for name in names)
     lines = "".join(
         f'<tr><th scope="row"><span class="swatch" data-colour="{h.colour}"></span> {_(h.label)}</th>'
-        + "".join(f'<td data-name="{_(name)}">{_(rows[h.label][name]).replace(" %", "&nbsp;%")}</td>' for name in names)
+        + "".join(f'<td data-name="{_(name)}">{_lines(rows[h.label][name])}</td>' for name in names)
         + "</tr>"
         for h in headlines
     )
@@ -129,6 +131,10 @@ def _table(headlines: Sequence[Headline]) -> str:
         f"<caption>Accuracies are measured {caption}</caption>"
         f'<thead><tr><th scope="col">run</th>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
     )
+
+
+def _lines(text: str) -> str:
+    return _(text).replace(" %", "&nbsp;%").replace("\n", "<br>")
 
 
 def _figures(chart: Chart) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 from asfp.report.chart import CODES, Chart, Dots, Heat, Line, Panel, colour_of
 from asfp.report.content import Content
 
+LONGEST = 60
+"""Characters of a label."""
 SOFT, GRID = "#525b6b", "#e8ebf0"
 DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": ":"}
 
 
 def write_figures(content: Content, folder: Path) -> list[Path]:
-    """FOLDER/KEY.png and .svg for every chart and heat map of the page; the files written.
+    """FOLDER/KEY.png and .svg for every chart and heat map of the page; the files written. The same again is the same.
 
     >>> import tempfile
     >>> write_figures(Content((), (), (), (), (), (), (), ()), Path(tempfile.mkdtemp()))
@@ -38,7 +41,8 @@ def _save(figure: Any, path: Path, title: str) -> None:
     import matplotlib as mpl
 
     metadata = {"Title": title, "Date": None} if path.suffix == ".svg" else {"Title": title}
-    with mpl.rc_context({"svg.hashsalt": "asfp", "svg.fonttype": "none"}):  # the same figure, the same file
+    with mpl.rc_context({"svg.hashsalt": "asfp", "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # characters that the font lacks, labels that are too wide
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
@@ -164,5 +168,6 @@ def _draw_heat(heat: Heat) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Dollar signs would start a formula; control characters have no glyph."""
-    return "".join(c for c in text if c.isprintable()).replace("$", r"\$")
+    """Of a length that can be drawn; dollar signs would start a formula, control characters have no glyph."""
+    text = "".join(c for c in text if c.isprintable())
+    return (text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…").replace("$", r"\$")

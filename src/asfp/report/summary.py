@@ -41,7 +41,7 @@ class Headline:
             "MACs": self.macs,
             "parameters": self.parameters,
             "file": self.size,
-            "time saved": "; ".join(self.latency) or NONE,
+            "time saved": "\n".join(self.latency) or NONE,
             "check": self.verified,
         }
 
