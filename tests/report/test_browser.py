@@ -96,7 +96,8 @@ def test_everything_is_drawn_offline_without_errors(browser: Any, written: Path,
         plots = page.eval_on_selector_all(
             ".plot",
             "all => all.map((p) => { const s = p.querySelector('svg.main-svg');"
-            " const r = s && s.getBoundingClientRect(); return [p.dataset.chart || p.dataset.heat, r ? r.width : 0, r ? r.height : 0, p.clientWidth]; })",
+            " const r = s ? s.getBoundingClientRect() : { width: 0, height: 0 };"
+            " return [p.dataset.chart || p.dataset.heat, r.width, r.height, p.clientWidth]; })",
         )
         assert len(plots) > 12
         for name, drawn, height, room in plots:
@@ -192,7 +193,7 @@ def test_the_live_page_updates_by_itself(
             grown = "() => document.querySelector('[data-chart=accuracy]').data[0].x.length === 4"
             page.wait_for_function(grown, timeout=30_000)
             assert page.input_value("#layer") == "conv1"
-            assert "live, updated" in page.inner_text("#live")
+            page.wait_for_function("() => document.getElementById('live').textContent.startsWith('live, updated')")
             assert opened.problems == []
             server.shutdown()
             thread.join()

@@ -203,7 +203,7 @@
   window.addEventListener("afterprint", () => { root.dataset.theme = before; show(); });
 
   const poll = async () => {
-    const state = document.getElementById("live");
+    const tell = (text) => { document.getElementById("live").textContent = text; };
     try {
       const answer = await fetch("data", { cache: "no-store", headers: { "If-None-Match": root.dataset.version || "" } });
       if (answer.status === 200) {
@@ -216,9 +216,9 @@
         data = fresh.data;
         await show();
       }
-      state.textContent = `live, updated ${new Date().toLocaleTimeString()}`;
+      tell(`live, updated ${new Date().toLocaleTimeString()}`);
     } catch (error) {
-      state.textContent = "the server has stopped; what is shown is the last it said";
+      tell("the server has stopped; what is shown is the last it said");
     }
     setTimeout(poll, Number(root.dataset.every) * 1000);
   };
