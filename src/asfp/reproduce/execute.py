@@ -65,6 +65,7 @@ def execute(
     jobs: int = 1,
     settings: Sequence[str] = (),
     say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Run the queue in order, `jobs` at once, copying each record to `results`; stop all after `budget` seconds.
 
@@ -74,13 +75,13 @@ def execute(
     """
     if jobs < 1:
         raise AsfpError(f"--jobs {jobs}: it must be at least 1")
-    outcome, begin, told = Outcome(), time.monotonic(), time.monotonic()
+    outcome, begin, told = Outcome(), clock(), clock()
     waiting = [planned for planned in queue if planned.state not in ("done", "blocked")]
     active: list[_Process] = []
     with _stop_signals() as stop:
         try:
             while waiting or active:
-                over = bool(stop) or (budget is not None and time.monotonic() - begin >= budget)
+                over = bool(stop) or (budget is not None and clock() - begin >= budget)
                 if over:
                     break
                 for process in [p for p in active if p.done()]:
@@ -91,8 +92,8 @@ def execute(
                     active.append(_Process(following, settings, say))
                 if not active:
                     break  # what is left needs a run that failed
-                if time.monotonic() - told > TELL_EVERY_S:
-                    told = time.monotonic()
+                if clock() - told > TELL_EVERY_S:
+                    told = clock()
                     say("; ".join(process.progress() for process in active))
                 time.sleep(POLL_S)
         finally:

@@ -75,27 +75,26 @@ def _flops(figure: Any, plan: Plan | None) -> None:
             axes.axhline(statistics.fmean(dense), color=COLOURS["dense"], linestyle="--", label="dense, ours")
         empty = "" if any(accuracies(runs) for _, runs in group) else f": {EMPTY}"
         axes.set(xlabel="MACs saved by the paper's count, %", ylabel="accuracy, %", title=f"{network}, {start}{empty}")
-        axes.legend(frameon=False, loc="lower left", fontsize=8)
+        axes.legend(frameon=False, loc="best", fontsize=8)
 
 
 def _gap(figure: Any, plan: Plan | None) -> None:
+    """One panel for each row, of its first recorded seed."""
     assert plan is not None
-    lines = [(row, run.record) for row, runs in plan.rows for run in runs if run.record is not None][:4]
+    lines = [(row, recorded[0]) for row, runs in plan.rows if (recorded := [run for run in runs if run.record])]
     panels = _grid(figure, max(1, len(lines)))
     if not lines:
         _axes(panels[0]).set_title(EMPTY)
-    for axes, (row, record) in zip(panels, lines, strict=False):
-        epochs = range(1, len(record["epochs"]["accuracy_before"]) + 1)
-        before, after = ([100 * a for a in record["epochs"][f"accuracy_{k}"]] for k in ("before", "after"))
+    for axes, (row, run) in zip(panels, lines, strict=False):
+        assert run.record is not None
+        epochs = range(1, len(run.record["epochs"]["accuracy_before"]) + 1)
+        before, after = ([100 * a for a in run.record["epochs"][f"accuracy_{k}"]] for k in ("before", "after"))
+        gap = gap_of(run.record)
         _axes(axes).plot(epochs, before, color=COLOURS["ASFP"], linewidth=1.2, label="before pruning")
         axes.plot(epochs, after, color=COLOURS["SFP"], linewidth=1.0, linestyle="--", label="after pruning")
-        axes.plot(epochs, [-gap for gap in gap_of(record)], color="black", linewidth=0.9, label="difference")
-        axes.set(
-            xlabel="epoch",
-            ylabel="accuracy, %",
-            ylim=(min(-5.0, -max(gap_of(record)) - 2), 100),
-            title=", ".join(row.cells),
-        )
+        axes.plot(epochs, [-points for points in gap], color="black", linewidth=0.9, label="difference")
+        title = ", ".join((*row.cells, f"seed {run.seed}"))
+        axes.set(xlabel="epoch", ylabel="accuracy, %", ylim=(min(-5.0, -max(gap) - 2), 100), title=title)
         axes.legend(frameon=False, loc="center right")
 
 

@@ -19,7 +19,6 @@ ASSUMED_SECONDS = {"resnet20": 0.66, "resnet32": 1.0, "resnet56": 1.68, "resnet1
 """An epoch on one H200 by itself, where no record says it. ResNet-20 and 56 were measured (2.2 and 5.6 minutes for 200
 epochs), 32 and 110 lie on the line through them, VGG-16 is a guess."""
 
-MOST_SEEDS = 10  # records of seeds beyond those planned are looked for up to here
 DISTILLED = 4 / 3  # a forward pass more, beside a forward and a backward one
 
 
@@ -157,7 +156,8 @@ def _matches(row: Row, only: str) -> bool:
 
 def _seeds(run: Run, count: int, places: Places, records: Mapping[str, Record]) -> list[Planned]:
     """The run with the seeds 0 ... count - 1, and with every other that is recorded: no record is left out."""
-    planned = [_planned(run, seed, places, records) for seed in range(max(count, MOST_SEEDS))]
+    others = {int(record["seed"]) for record in records.values()} - set(range(count))
+    planned = [_planned(run, seed, places, records) for seed in (*range(count), *sorted(others))]
     return [p for p in planned if p.seed < count or p.state == "done"]
 
 

@@ -41,6 +41,7 @@ def read_record(path: Path) -> Record:
         if record["format"] != 1:
             raise AsfpError(f"{path} has the format {record['format']}, this version reads 1: update asfp")
         (
+            int(record["seed"]),
             float(record["result"]["accuracy_compact"]),
             record["compact"]["macs"],
             record["epochs"],

@@ -64,12 +64,14 @@ def _accuracy(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
 
 def _gap(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
     gaps = [gap_of(run.record) for run in runs if run.record is not None]
+    paper = "-" if row.paper is None else str(row.paper)
     if not gaps:
-        return _result(runs), "0", "-", "-", "-"
+        return _result(runs), "0", paper, "-", "-", "-"
     means, spreads = [statistics.fmean(gap) for gap in gaps], [statistics.pstdev(gap) for gap in gaps]
     return (
         _result(runs),
         f"{len(gaps)}",
+        paper,
         f"{statistics.fmean(means):.2f}",
         f"{statistics.fmean(spreads):.2f}",
         f"{max(max(gap) for gap in gaps):.2f}",
@@ -91,7 +93,7 @@ VIEWS: dict[str, Any] = {
         ("accuracy", "n", "drop", "paper", "paper: drop", "MACs saved, paper's count", "MACs saved, compact model"),
         _accuracy,
     ),
-    "gap": (("accuracy", "n", "gap, mean", "gap, deviation", "gap, largest"), _gap),
+    "gap": (("accuracy", "n", "paper", "gap, mean", "gap, deviation", "gap, largest"), _gap),
 }
 """The columns behind a definition's own, and what fills them."""
 

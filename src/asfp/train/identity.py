@@ -28,20 +28,29 @@ def settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def comparable(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as this version writes them: options that came later at their defaults, weights by run and file name.
+    """Settings as this version writes them: options that came later at their defaults, weights by their run.
 
     >>> old = settings(TrainConfig())
     >>> del old["distill"], old["pruning"]["momentum"]
     >>> comparable(old) == comparable(settings(TrainConfig()))
     True
     >>> comparable({"model": {"weights": "/elsewhere/resnet56-seed0/model.pt"}})["model"]["weights"]
-    'resnet56-seed0/model.pt'
+    'resnet56-seed0'
     """
     tables = merge(settings(TrainConfig()), saved)
     for table in ("model", "distill"):
-        path = PurePath(str(tables[table]["weights"]).replace("\\", "/"))
-        tables[table] = tables[table] | {"weights": "/".join(path.parts[-2:])}
+        tables[table] = tables[table] | {"weights": weights_name(str(tables[table]["weights"]))}
     return tables
+
+
+def weights_name(path: str) -> str:
+    """The run that the weights come from: the folder of a model.pt, or the name of any other file.
+
+    >>> weights_name("/elsewhere/resnet56-seed0/model.pt"), weights_name("kept/resnet56-seed0.pt"), weights_name("")
+    ('resnet56-seed0', 'resnet56-seed0', '')
+    """
+    file = PurePath(path.replace("\\", "/"))
+    return file.parent.name or file.stem if file.stem == "model" else file.stem
 
 
 def identity(saved: Mapping[str, Any]) -> dict[str, Any]:
