@@ -91,7 +91,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a").mkdir(), (folder / "a" / RECORD).write_text("{}"), (folder / "b.json").write_text("{}")
     >>> [path.name for path in find_runs([folder])]
-    ['a', 'b.json']
+    ['b.json', 'a']
     """
     if not paths:
         raise AsfpError(

@@ -77,7 +77,7 @@ def plot_text(curve: Callable[[float], float], epochs: int, top: float, width: i
     """A curve from 0 to `epochs` in block characters, `top` at the upper edge.
 
     >>> print(plot_text(lambda epoch: epoch / 4, 4, 1.0, width=5, height=2))
-    100.0 % │  ▁▅█
+    100.0 % │   ▄█
      50.0 % │ ▄███
             └─────
              0   4
