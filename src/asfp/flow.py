@@ -136,10 +136,13 @@ def _elementwise(flow: Flow, node: fx.Node, adding: bool) -> Any:
 def _concatenate(flow: Flow, node: fx.Node) -> Tensor:
     parts = _argument(node, 0, "tensors", ())
     axis = _argument(node, 1, "dim", node.kwargs.get("axis", 0))
-    known = [flow.known[n] for n in parts]
+    if isinstance(parts, fx.Node):  # what a cut gave, all of it
+        known, values = list(flow.known[parts]), list(parts.meta.get("val") or [None] * len(flow.known[parts]))
+    else:
+        known, values = [flow.known[n] for n in parts], [n.meta.get("val") for n in parts]
     ndim = next(ids.ndim for ids in known if ids is not None)
     axis %= ndim
-    widths = [_width(n, ids, axis) for n, ids in zip(parts, known, strict=True)]
+    widths = [_width(value, ids, axis) for value, ids in zip(values, known, strict=True)]
     if any(ids is not None and ids.shape[axis] != width for ids, width in zip(known, widths, strict=True)):
         followed = [ids for ids in known if isinstance(ids, Tensor)]
         if any(ids.shape != followed[0].shape for ids in followed):
@@ -235,8 +238,7 @@ def _is_vector(node: fx.Node, channels: int) -> bool:
     return node.op == "get_attr" and isinstance(value, Tensor) and value.numel() in (1, channels)
 
 
-def _width(node: fx.Node, ids: Tensor | None, axis: int) -> int:
-    value = node.meta.get("val")
+def _width(value: Any, ids: Tensor | None, axis: int) -> int:
     if isinstance(value, Tensor):
         return int(value.shape[axis])
     if ids is None:

@@ -144,7 +144,7 @@ class Flow:
 
     def new(self, n: int) -> Tensor:
         self.size += n
-        return torch.arange(self.size - n, self.size)
+        return torch.arange(self.size - n, self.size, device="cpu")
 
     def mark(self, read: Sequence[Any], width: Width) -> None:
         for ids in read:

@@ -264,7 +264,7 @@ class Together:
         kept = set(np.concatenate([np.flatnonzero(self.streams.width), *fixed]).tolist())
         rows = [[total + 1] if c in kept or not places[c] else places[c] for c in ids.tolist()]
         most = max(map(len, rows))
-        return torch.tensor([row + [total] * (most - len(row)) for row in rows])
+        return torch.tensor([row + [total] * (most - len(row)) for row in rows], device="cpu")
 
     def _on(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         """For each channel the places of its filters among all joint ones; for each joint layer its channels."""
