@@ -1,0 +1,215 @@
+"""A target instead of a rate: the smallest rate at which a network has few enough MACs, or is fast enough."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asfp.compaction import CompactModule, compact
+from asfp.errors import AsfpError
+from asfp.pruner import SoftPruner
+from asfp.targets.layers import LayerTimes, uses_of
+
+__all__ = ["Target", "rate_for_latency", "rate_for_macs"]
+
+STEP = 0.005
+"""Rates are looked for in multiples of this."""
+LAST = 190
+"""The highest of them: 0.95."""
+ROUNDS = 3
+"""How often a prediction is corrected at most."""
+SLACK = 0.03
+"""An outcome within this share below the target is close enough."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was asked for, the rate that meets it, and what came out; shares are of the dense network."""
+
+    kind: str
+    """macs or latency."""
+    target: float
+    rate: float
+    selection: str
+    align: int
+    layout: str
+    predicted: float
+    outcome: float
+    """Counted for MACs; measured, dense and compact side by side, for latency."""
+    macs: float
+    engine: str | None = None
+    interval: tuple[float, float] | None = None
+    """95 % interval of the measured outcome."""
+    rounds: int = 1
+
+    @property
+    def met(self) -> bool:
+        """Whether the outcome is at most the target."""
+        return self.outcome <= self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "met": self.met}
+
+    def __str__(self) -> str:
+        how = f"rate {self.rate:g}, {self.selection}" + (f", align {self.align}" if self.align > 1 else "")
+        if self.kind == "macs":
+            return (
+                f"{how}, layout {self.layout}: {100 * self.outcome:.2f} % of the MACs (asked {100 * self.target:g} %)"
+            )
+        low, high = self.interval or (self.outcome, self.outcome)
+        return (
+            f"{how}, layout {self.layout}: {100 * self.outcome:.1f} % of the time on {self.engine} "
+            f"({100 * low:.1f} to {100 * high:.1f}; predicted {100 * self.predicted:.1f}, "
+            f"asked {100 * self.target:g}), {100 * self.macs:.2f} % of the MACs"
+            + ("" if self.met else "; the target is missed")
+        )
+
+
+def rate_for_macs(
+    model: nn.Module,
+    example: Tensor,
+    target: float,
+    *,
+    selection: str = "independent",
+    align: int = 1,
+    layout: str = "least",
+) -> Target:
+    """The smallest uniform rate whose compact network has at most `target` of the dense one's MACs.
+
+    Counted on the real compact network, pruned by the weights as they are; the model is not changed.
+
+    >>> import asfp
+    >>> found = rate_for_macs(asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5)
+    >>> found.outcome <= 0.5, 0.3 < found.rate < 0.5
+    (True, True)
+    """
+    _check("target_macs", target)
+    cut = _cutter(model, example, selection, align, layout)
+    rate = _smallest(lambda step: _macs_share(cut(step)) <= target)
+    if rate is None:
+        least = _macs_share(cut(LAST))
+        raise AsfpError(
+            f"target_macs={target:g} cannot be reached: at a rate of {STEP * LAST:g} there are {least:.3f} of the MACs "
+            f"left; ask for more, or prune more layers (selection='coupled')"
+        )
+    share = _macs_share(cut(rate))
+    return Target("macs", target, _rate(rate), selection, align, layout, share, share, share)
+
+
+def rate_for_latency(
+    model: nn.Module,
+    example: Tensor,
+    target: float,
+    *,
+    engine: str = "onnxruntime",
+    selection: str = "independent",
+    align: int = 1,
+    layout: str = "auto",
+    repeats: int = 30,
+) -> Target:
+    """The smallest uniform rate whose compact network is predicted to take at most `target` of the dense one's time.
+
+    Prediction: t(rate) / t(dense) = sum over layers of t(layer at that rate) / sum over layers of t(layer dense),
+    single layers being timed on the engine. Then dense and compact are timed side by side; where the outcome is off,
+    the prediction is corrected by it and the search repeated. What is returned was measured.
+
+    >>> import asfp
+    >>> found = rate_for_latency(
+    ...     asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.9, engine="torch", repeats=5
+    ... )
+    >>> found.kind, 0 < found.rate < 1, found.outcome > 0
+    ('latency', True, True)
+    """
+    from asfp.bench import Setting, bench_models
+
+    _check("target_latency", target)
+    threads = torch.get_num_threads()
+    table = LayerTimes(engine, threads)
+    setting = Setting(engine, batch=len(example), threads=threads)
+    setting.check()
+    cut = _cutter(model, example, selection, align, layout)
+    dense = copy.deepcopy(model).eval()
+    layers = table.total(uses_of(dense, example))
+
+    @cache
+    def predicted(step: int) -> float:
+        return table.total(uses_of(cut(step), example)) / layers
+
+    correction, tried = 1.0, dict[int, Target]()
+    for round_ in range(1, ROUNDS + 1):
+        step = _smallest(lambda step: predicted(step) * correction <= target)  # noqa: B023  (used at once)
+        step = LAST if step is None else step
+        if step in tried:
+            break
+        small = cut(step)
+        rows = bench_models({"dense": dense, "compact": small}, example, [setting], repeats=repeats).rows
+        assert rows[1].time_saved is not None
+        saved, low, high = rows[1].time_saved
+        tried[step] = Target(
+            "latency",
+            target,
+            _rate(step),
+            selection,
+            align,
+            small.plan.layout,
+            predicted(step) * correction,
+            1 - saved,
+            _macs_share(small),
+            engine,
+            (1 - high, 1 - low),
+            round_,
+        )
+        if target - SLACK <= tried[step].outcome <= target:
+            break
+        correction = (1 - saved) / predicted(step) * (1.0 if tried[step].met else 1.01)
+    met = [found for found in tried.values() if found.met]
+    return min(met, key=lambda found: found.rate) if met else min(tried.values(), key=lambda found: found.outcome)
+
+
+def _check(name: str, target: float) -> None:
+    if not isinstance(target, (int, float)) or not 0.0 < target < 1.0:
+        raise AsfpError(f"{name}={target!r} is not a share: it must lie between 0 and 1, e.g. {name}=0.5 for half")
+
+
+def _rate(step: int) -> float:
+    return round(STEP * step, 6)
+
+
+def _cutter(
+    model: nn.Module, example: Tensor, selection: str, align: int, layout: str
+) -> Callable[[int], CompactModule]:
+    """The compact network at a multiple of STEP."""
+
+    @cache
+    def cut(step: int) -> CompactModule:
+        twin = copy.deepcopy(model).eval()
+        if step:
+            pruner = SoftPruner(
+                twin, _rate(step), epochs=1, selection=selection, align=align, example_inputs=example
+            )  # fmt: skip
+            pruner.step(1)
+        return compact(twin, example, layout=layout, check=False).eval()
+
+    return cut
+
+
+def _macs_share(small: CompactModule) -> float:
+    return small.plan.macs_after / small.plan.macs_before
+
+
+def _smallest(good: Callable[[int], bool]) -> int | None:
+    """The first of 0 ... LAST that is good, where all after the first good one are."""
+    if not good(LAST):
+        return None
+    low, high = -1, LAST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high

@@ -1,0 +1,101 @@
+"""A target instead of a rate: the smallest rate that meets it, and latencies that were measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import asfp
+from asfp.engines import run_onnx, run_openvino
+from asfp.errors import AsfpError
+from asfp.targets import STEP, rate_for_latency, rate_for_macs
+from asfp.targets.layers import LayerTimes, _onnx, uses_of
+
+EXAMPLE = torch.zeros(1, 3, 32, 32)
+
+
+def share_at(model: nn.Module, rate: float, **options: Any) -> float:
+    twin = asfp.create_model("resnet14")
+    twin.load_state_dict(model.state_dict())
+    asfp.SoftPruner(twin, rate, 1, example_inputs=EXAMPLE, **options).step(1)
+    plan = asfp.compact(twin, EXAMPLE).plan
+    return plan.macs_after / plan.macs_before
+
+
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("options", [{}, {"selection": "coupled"}, {"selection": "nested", "align": 4}], ids=str)
+def test_the_rate_is_the_smallest_that_meets_the_macs(target: float, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = asfp.create_model("resnet14")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = rate_for_macs(model, EXAMPLE, target, **options)
+    assert found.met
+    assert share_at(model, found.rate, **options) == pytest.approx(found.outcome)
+    assert share_at(model, found.rate - STEP, **options) > target
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert json.loads(json.dumps(found.to_dict()))["met"] is True
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0, -1, 50, float("nan"), "half"])
+def test_what_is_no_share_is_refused(target: Any) -> None:
+    model = asfp.create_model("resnet8")
+    with pytest.raises(AsfpError, match="between 0 and 1"):
+        rate_for_macs(model, EXAMPLE, target)
+    with pytest.raises(AsfpError, match="between 0 and 1"):
+        rate_for_latency(model, EXAMPLE, target)
+
+
+def test_a_target_out_of_reach_says_what_is_in_reach() -> None:
+    with pytest.raises(AsfpError, match=r"cannot be reached.*left"):
+        rate_for_macs(asfp.create_model("resnet8"), EXAMPLE, 0.0001)
+    with pytest.raises(AsfpError, match="latencies are predicted for"):
+        rate_for_latency(asfp.create_model("resnet8"), EXAMPLE, 0.5, engine="compile")
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "openvino"])
+def test_latency_is_predicted_from_layers_and_then_measured(engine: str) -> None:
+    pytest.importorskip(engine)
+    torch.manual_seed(0)
+    found = rate_for_latency(asfp.create_model("resnet8"), torch.zeros(4, 3, 32, 32), 0.8, engine=engine, repeats=5)
+    assert found.engine == engine
+    assert found.interval is not None
+    assert found.interval[0] <= found.outcome <= found.interval[1]
+    assert found.predicted > 0
+    assert f"on {engine}" in str(found)
+    assert ("missed" in str(found)) == (not found.met)
+
+
+LAYERS = {
+    "plain": (nn.Conv2d(4, 6, 3, padding=1), (2, 4, 9, 9)),
+    "strided": (nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), (1, 4, 9, 8)),
+    "grouped, dilated": (nn.Conv2d(4, 8, 3, groups=2, dilation=2), (1, 4, 9, 9)),
+    "same": (nn.Conv2d(4, 6, 3, padding="same"), (1, 4, 9, 9)),
+    "one axis": (nn.Conv1d(4, 6, 3), (1, 4, 9)),
+    "linear": (nn.Linear(5, 3), (2, 5)),
+}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_timed_is_the_layer(name: str, engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    layer, shape = LAYERS[name]
+    x = torch.randn(shape)
+    (use,) = uses_of(layer, x)
+    (tmp_path / "layer.onnx").write_bytes(_onnx(use))
+    run = run_onnx if engine == "onnxruntime" else run_openvino
+    (y,) = run(tmp_path / "layer.onnx")((x,))
+    assert torch.allclose(y, layer(x), atol=1e-5)
+
+
+def test_a_layer_is_timed_once() -> None:
+    table = LayerTimes("torch", 1)
+    layer = nn.Conv2d(3, 8, 3)
+    uses = uses_of(nn.Sequential(layer, nn.ReLU()), torch.zeros(1, 3, 8, 8))
+    assert table.total([*uses, *uses]) == 2 * table(uses[0]) > 0
+    assert len(table.known) == 1
