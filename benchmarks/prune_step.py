@@ -3,7 +3,7 @@
 A few batches are timed and scaled to the epoch, with data that is already on the device: the share is an upper bound.
 
     python benchmarks/prune_step.py                       # ResNet-110 on the CPU, or on CUDA where there is one
-    python benchmarks/prune_step.py --model resnet20 --batches 5 --criterion geometric_median
+    python benchmarks/prune_step.py --model resnet20 --batches 5 --criterion geometric_median --selection coupled
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--model", default="resnet110", help="any name asfp.create_model knows")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--criterion", default="l2")
+    parser.add_argument("--selection", default="independent", help="independent, nested or coupled")
+    parser.add_argument("--align", type=int, default=1, help="keep multiples of so many filters")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--batches", type=int, default=3, help="training batches to time")
     parser.add_argument("--steps", type=int, default=20, help="pruning steps to time")
@@ -65,14 +67,16 @@ def main() -> None:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    pruner = asfp.SoftPruner(model, rate=0.4, epochs=200, criterion=arguments.criterion)
+    options = {name: getattr(arguments, name) for name in ("criterion", "selection", "align")}
+    pruner = asfp.SoftPruner(model, rate=0.4, epochs=200, example_inputs=x[:1], **options)
     step_ms = median_ms(lambda: pruner.step(100), arguments.steps, device)
     batch_ms = median_ms(train_batch, arguments.batches, device)
     epoch_ms = batch_ms * math.ceil(IMAGES / arguments.batch)
     percent = 100 * step_ms / epoch_ms
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{arguments.model}, {len(pruner.layers)} layers, {arguments.criterion}, {name}, torch {torch.__version__}")
+    chosen = ", ".join(f"{key} {value}" for key, value in options.items())
+    print(f"{arguments.model}, {len(pruner.layers)} layers, {chosen}, {name}, torch {torch.__version__}")
     print(f"  pruning step   {step_ms:12.2f} ms   median of {arguments.steps}")
     print(f"  training batch {batch_ms:12.2f} ms   median of {arguments.batches}, {arguments.batch} images")
     print(f"  epoch          {epoch_ms:12.0f} ms   scaled to {IMAGES} images")

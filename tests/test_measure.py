@@ -64,6 +64,33 @@ def test_compact_resnet56_has_no_more_than_the_integer_model() -> None:
     assert found.pruned.params_compact < 0.55 * found.params
 
 
+@pytest.mark.parametrize("name", ["resnet20", "vgg16", "torchvision:resnet18", "torchvision:mobilenet_v2"])
+def test_streams_count_as_the_paper_does(name: str) -> None:
+    """Two ways to the paper's count: shares followed along the graph, and channels followed from filter to reader."""
+    example = torch.zeros(1, 3, 32, 32)
+    model = asfp.create_model(name)
+    pruner = asfp.SoftPruner(model, 0.3, 1, selection="nested", example_inputs=example)
+    graph, rates = trace_whole(model, example), {layer.name: layer.goal for layer in pruner.layers}
+    assert pruner.together.macs_exact() == pytest.approx(convolution_macs(graph, rates, exact_fraction), rel=1e-12)
+    assert pruner.together.macs(1.0) == pytest.approx(convolution_macs(graph, rates, whole_filters), rel=1e-12)
+
+
+def test_selections_and_alignment() -> None:
+    model, example = asfp.create_model("resnet20"), torch.zeros(1, 3, 32, 32)
+    cuts = {s: asfp.measure(model, example, rate=0.3, selection=s) for s in ("independent", "nested", "coupled")}
+    assert all(found.pruned is not None and found.pruned.selection == s for s, found in cuts.items())
+    pruned = {s: found.pruned for s, found in cuts.items() if found.pruned is not None}
+    assert pruned["nested"].macs_paper == pytest.approx(pruned["independent"].macs_paper)
+    assert pruned["nested"].macs_integer == pytest.approx(pruned["independent"].macs_integer)
+    assert pruned["coupled"].macs_compact == round(pruned["coupled"].macs_integer)
+    assert pruned["coupled"].macs_compact < pruned["nested"].macs_compact < pruned["independent"].macs_compact
+    aligned = asfp.measure(model, example, rate=0.3, selection="coupled", align=8)
+    assert aligned.pruned is not None
+    assert aligned.pruned.macs_compact == round(aligned.pruned.macs_integer)
+    assert aligned.pruned.macs_integer == pytest.approx(pruned["coupled"].macs_integer, rel=0.01)
+    assert str(aligned).startswith("CifarResNet, input 1x3x32x32, 30 % of the filters pruned, coupled, multiples of 8")
+
+
 def test_vgg16_as_pfec_prunes_it() -> None:
     rates = {f"features.conv{i}": 0.5 for i in (1, 8, 9, 10, 11, 12, 13)}
     found = asfp.measure(asfp.create_model("vgg16"), torch.zeros(1, 3, 32, 32), layers=rates)

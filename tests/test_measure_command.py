@@ -26,6 +26,16 @@ def test_json_has_every_key_and_the_papers_number() -> None:
     assert found == json.loads(call("resnet20@0.4", "--json").stdout)
 
 
+def test_selection_and_alignment_by_option_or_in_the_name() -> None:
+    found = json.loads(call("resnet20", "--rate", "0.4", "--selection", "coupled", "--align", "8", "--json").stdout)
+    assert (found["selection"], found["align"], found["model"]) == ("coupled", 8, "resnet20")
+    assert found["macs_compact"] == found["macs_integer"]
+    assert found == json.loads(call("resnet20@0.4:coupled:8", "--json").stdout)
+    assert found == json.loads(call("resnet20@0.4:8", "--selection", "coupled", "--json").stdout)
+    plain = json.loads(call("resnet20@0.4", "--json").stdout)
+    assert (plain["selection"], plain["align"]) == ("independent", 1)
+
+
 def test_table_shows_every_count() -> None:
     done = call("resnet20", "--rate", "0.4")
     assert done.exit_code == 0
@@ -63,6 +73,14 @@ def test_layers_sum_to_the_total() -> None:
         (["resnet56", "--rate", "1.2"], "rate=1.2 is not a pruning rate"),
         (["resnet56@much"], "'much' is not a pruning rate"),
         (["resnet20@0.3", "--rate", "0.4"], "give the rate once"),
+        (["resnet20@0.3:coupled", "--selection", "nested"], "give the selection once"),
+        (["resnet20@0.3:8", "--align", "16"], "give the align once"),
+        (["resnet20@0.3:copled"], "'copled' is not understood"),
+        (["resnet20@0.3:8:nested"], "'nested' is not understood; write NAME@RATE:SELECTION:ALIGN"),
+        (["resnet20@0.3:0"], "align=0 is not a number of filters"),
+        (["resnet20", "--rate", "0.4", "--selection", "some"], "selection='some' is unknown"),
+        (["resnet20", "--rate", "0.4", "--align", "0"], "align=0 is not a number of filters"),
+        (["resnet20", "--align", "8"], "give --rate too"),
         (["resnet20", "--preset", "pfec"], "asfp measure vgg16 --preset pfec"),
         (["vgg16", "--preset", "best"], "preset='best' is unknown"),
         (["vgg16", "--preset", "pfec", "--rate", "0.4"], "leave out --rate"),
