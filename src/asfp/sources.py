@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from asfp.checks import SELECTIONS, check_align, check_selection
 from asfp.compaction import CompactModule, compact
+from asfp.compaction.layout import LAYOUTS
 from asfp.errors import AsfpError, nearest
 from asfp.models import MODELS, create_model
 from asfp.pruner import SoftPruner
@@ -36,6 +37,8 @@ class Source:
     """As `SoftPruner` takes it, where the text ends in @RATE:SELECTION; None: not said."""
     align: int | None = None
     """Likewise, from @RATE:ALIGN or @RATE:SELECTION:ALIGN."""
+    layout: str | None = None
+    """As `asfp.compact` takes it, last of all: @RATE:SELECTION:ALIGN:LAYOUT."""
 
     @property
     def is_graph_file(self) -> bool:
@@ -44,12 +47,14 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """NAME, NAME@RATE, NAME@RATE:SELECTION:ALIGN (either may be left out), or a file.
+    """NAME, NAME@RATE, NAME@RATE:SELECTION:ALIGN:LAYOUT (any of these may be left out), or a file.
 
     >>> parse_source("torchvision:resnet50@0.3").rate
     0.3
     >>> parse_source("torchvision:resnet50@0.3:nested:16").selection, parse_source("resnet56@0.4:8").align
     ('nested', 8)
+    >>> parse_source("torchvision:resnet50@0.3:zeros").layout
+    'zeros'
     >>> parse_source("resnet56").name
     'resnet56'
     """
@@ -65,23 +70,26 @@ def parse_source(text: str) -> Source:
         number = float(rate)
     except ValueError:
         raise AsfpError(f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4") from None
-    selection, align = _options(text, options)
-    return Source(text, name, check_rate(f"{name}@RATE", number), None, selection, align)
+    selection, align, layout = _options(text, options)
+    return Source(text, name, check_rate(f"{name}@RATE", number), None, selection, align, layout)
 
 
-def _options(text: str, options: list[str]) -> tuple[str | None, int | None]:
-    selection, align = None, None
+def _options(text: str, options: list[str]) -> tuple[str | None, int | None, str | None]:
+    selection, align, layout = None, None, None
     for option in options:
-        if option.isdecimal() and align is None:
+        if option.isdecimal() and align is None and layout is None:
             align = check_align(int(option))
-        elif option in SELECTIONS and selection is None and align is None:
+        elif option in SELECTIONS and (selection, align, layout) == (None, None, None):
             selection = check_selection(option)
+        elif option in LAYOUTS and layout is None:
+            layout = option
         else:
             raise AsfpError(
-                f"{text!r}: {option!r} is not understood; write NAME@RATE:SELECTION:ALIGN with one of "
-                f"{', '.join(SELECTIONS)} and a whole number, e.g. resnet56@0.4:nested:8.{nearest(option, SELECTIONS)}"
+                f"{text!r}: {option!r} is not understood; write NAME@RATE:SELECTION:ALIGN:LAYOUT with one of "
+                f"{', '.join(SELECTIONS)}, a whole number, and one of {', '.join(LAYOUTS)}, e.g. "
+                f"resnet56@0.4:nested:8.{nearest(option, (*SELECTIONS, *LAYOUTS))}"
             )
-    return selection, align
+    return selection, align, layout
 
 
 def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -105,20 +113,25 @@ def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Mo
     example = torch.zeros(resize(input_shape(source.name, model), size))
     if source.rate is None:
         return model, example
-    return prune_and_compact(model, example, source.rate, source.selection, source.align), example
+    return prune_and_compact(model, example, source.rate, source.selection, source.align, source.layout), example
 
 
 def prune_and_compact(
-    model: nn.Module, example: Tensor, rate: float, selection: str | None = None, align: int | None = None
+    model: nn.Module,
+    example: Tensor,
+    rate: float,
+    selection: str | None = None,
+    align: int | None = None,
+    layout: str | None = None,
 ) -> CompactModule:
-    """The model pruned in place to `rate` in one step, then compacted; None stands for the pruner's default.
+    """The model pruned in place to `rate` in one step, then compacted; None stands for the usual choice.
 
     >>> prune_and_compact(create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5).get_submodule("conv1").out_channels
     8
     """
     options: dict[str, Any] = {"selection": selection or "independent", "align": align or 1}
     SoftPruner(model, rate, epochs=1, example_inputs=example, **options).step(1)
-    return compact(model, example)
+    return compact(model, example, layout=layout or "least")
 
 
 def input_shape(name: str, model: nn.Module) -> tuple[int, ...]:

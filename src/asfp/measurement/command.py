@@ -41,6 +41,8 @@ def measure_source(
     align = _once(source, "align", source.align, align) or 1
     if rate is None and rates is None and (selection, align) != ("independent", 1):
         raise AsfpError(f"--selection and --align say how {text} is pruned: give --rate too, e.g. --rate 0.4")
+    if source.layout is not None:
+        raise AsfpError(f"{text}: MACs are counted for the layout with the fewest; leave out :{source.layout}")
     model, example = build(replace(source, rate=None), size)
     found = measure(model, example, rate=rate, layers=rates, selection=selection, align=align)
     found = replace(found, model=text.partition("@")[0])
@@ -50,6 +52,41 @@ def measure_source(
         return json.dumps({"rate": None, **found.to_dict(layers=layers), **extra, **origin})
     dense = f"\n  cut from {origin['macs_dense']:,} MACs of {origin['architecture']}" if origin else ""
     return as_table(found, layers=layers) + dense
+
+
+def find_target(
+    text: str,
+    *,
+    macs: float | None = None,
+    latency: float | None = None,
+    engine: str | None = None,
+    selection: str | None = None,
+    align: int | None = None,
+    size: str | None = None,
+    as_json: bool = False,
+) -> str:
+    """What `asfp measure` prints for --target-macs and --target-latency: the rate that meets it.
+
+    >>> print(find_target("resnet8", macs=0.5))
+    resnet8: rate ..., independent, layout least: ... % of the MACs (asked 50 %)
+    """
+    from asfp.targets import rate_for_latency, rate_for_macs
+
+    source = parse_source(text)
+    if source.path is not None or source.rate is not None:
+        raise AsfpError(f"{text} has a rate already: give the name of a dense model, e.g. {source.name or 'resnet56'}")
+    if (macs is None) == (latency is None):
+        raise AsfpError("give --target-macs or --target-latency, not both")
+    if macs is not None and engine is not None:
+        raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency")
+    model, example = build(source, size)
+    options: dict[str, Any] = {"selection": selection or "independent", "align": align or 1}
+    if macs is not None:
+        found = rate_for_macs(model, example, macs, **options)
+    else:
+        assert latency is not None
+        found = rate_for_latency(model, example, latency, engine=engine or "onnxruntime", **options)
+    return json.dumps({"model": text, **found.to_dict()}) if as_json else f"{text}: {found}"
 
 
 def _rate(source: Source, rate: float | None, as_given: bool) -> float | None:
