@@ -239,6 +239,39 @@ def schedule(
     typer.echo(schedule_text(goal, epochs, start, d))
 
 
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="table1 ... table5, fig-rate, -flops, -gap, -interval, -d, layers, options.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Rows with this in their text; =NAME for one run; a,b for both.")] = "",
+    seeds: Annotated[int | None, typer.Option(help="Runs of each row. [default: 3 or 1, as the row says]")] = None,
+    budget: Annotated[str, typer.Option(help="Stop after this time, e.g. 25m; the next call goes on.")] = "",
+    plan: Annotated[bool, typer.Option("--plan", help="Run nothing: show what is there and what is missing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
+    data: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10. [default: data]")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once on the GPU (best with CUDA MPS).")] = 1,
+    device: Annotated[str, typer.Option(help="auto: a GPU; cpu: there, however long it takes.")] = "auto",
+    output: Annotated[Path | None, typer.Option(help="Folder for the picture of a figure, PNG and SVG.")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Make the tables of README and docs from the records.")
+    ] = False,
+) -> None:
+    """The paper's tables and figures: run what is missing, and print ours beside the paper's."""
+    from asfp.reproduce import command
+
+    if write or name is None:
+        typer.echo(command.write_or_list(name, write, results))
+        return
+    request = command.Request(
+        name, only, seeds, budget, plan, as_json, markdown, results, runs, data, jobs, device, output
+    )
+    typer.echo(command.reproduce(request, command.stderr))
+
+
 def main() -> None:
     """The `asfp` command.
 

@@ -81,7 +81,7 @@ class Definition:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     view: str = "accuracy"
-    """accuracy, or gap: how far the accuracy falls at each pruning."""
+    """Which columns: accuracy; short, the same without drops; gap, how far the accuracy falls at each pruning."""
     picture: str = ""
     """How it is drawn, where it is a figure: a name in `pictures.PICTURES`."""
 

@@ -62,11 +62,17 @@ def _accuracy(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
     )
 
 
+def _short(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
+    accuracy, n, _, paper, _, cut, saved = _accuracy(plan, row, runs)
+    return accuracy, n, paper, cut, saved
+
+
 def _gap(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
     gaps = [gap_of(run.record) for run in runs if run.record is not None]
     paper = "-" if row.paper is None else str(row.paper)
     if not gaps:
-        return _result(runs), "0", paper, "-", "-", "-"
+        return _result(runs), "0", paper, "-", "-", "-", "-", "-"
+    late = [statistics.fmean(gap[-max(1, len(gap) // 5) :]) for gap in gaps]
     means, spreads = [statistics.fmean(gap) for gap in gaps], [statistics.pstdev(gap) for gap in gaps]
     return (
         _result(runs),
@@ -75,6 +81,8 @@ def _gap(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
         f"{statistics.fmean(means):.2f}",
         f"{statistics.fmean(spreads):.2f}",
         f"{max(max(gap) for gap in gaps):.2f}",
+        f"{round(statistics.fmean(late), 2) + 0.0:.2f}",  # never -0.00
+        f"{100 * statistics.fmean(run.record['epochs']['regrown'][-1] for run in runs if run.record is not None):.1f}",
     )
 
 
@@ -93,7 +101,11 @@ VIEWS: dict[str, Any] = {
         ("accuracy", "n", "drop", "paper", "paper: drop", "MACs saved, paper's count", "MACs saved, compact model"),
         _accuracy,
     ),
-    "gap": (("accuracy", "n", "paper", "gap, mean", "gap, deviation", "gap, largest"), _gap),
+    "short": (("accuracy", "n", "paper", "MACs saved, paper's count", "MACs saved, compact model"), _short),
+    "gap": (
+        ("accuracy", "n", "paper", "gap, mean", "gap, deviation", "gap, largest", "gap, last fifth", "regrown, end"),
+        _gap,
+    ),
 }
 """The columns behind a definition's own, and what fills them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -77,13 +78,18 @@ def build(kind: Any, tables: Mapping[str, Any], prefix: str = "") -> Any:
     0.25
     """
     known = {f.name: f for f in fields(kind)}
-    types = get_type_hints(kind)
+    types = _types(kind)
     for key in tables:
         if key not in known:
             close = nearest(key, known, n=1)
             raise AsfpError(f"{prefix}{key} is no setting.{close} Known: {', '.join(prefix + name for name in known)}")
     values = {key: _value(types[key], value, f"{prefix}{key}") for key, value in tables.items()}
     return kind(**values)
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:

@@ -1,0 +1,367 @@
+"""Tables and figures: every name plans and prints; runs are known by content; figures are those of the records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+import asfp
+from asfp import AsfpError
+from asfp.cli import app
+from asfp.measurement.paper import convolution_macs, exact_fraction, trace_whole
+from asfp.reproduce import DEFINITIONS, NAMES
+from asfp.reproduce.definition import Definition, Row, Run, Value, dense, pruned
+from asfp.reproduce.execute import parse_budget
+from asfp.reproduce.imagenet import MACS
+from asfp.reproduce.plan import Places, Plan, arguments_of, find_recipes, make_plan
+from asfp.reproduce.records import collect, key_of, load_records, read_record
+from asfp.reproduce.show import as_dict, as_text, mean_deviation, sheet_of
+from asfp.train import TrainConfig, load_config
+from asfp.train.config import EngineConfig
+from asfp.train.identity import settings
+from reproduction import make_record, put
+
+RECIPES = find_recipes()
+ROWS = [row for definition in DEFINITIONS.values() for row in definition.rows]
+PLACES = Places(RECIPES, runs=Path("none"))
+
+
+def config_of(run: Run, seed: int = 0, places: Places = PLACES) -> TrainConfig:
+    arguments = arguments_of(run, seed, places)
+    return load_config(arguments[0], arguments[1:])
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def planned(folder: Path, name: str, **options: Any) -> Plan:
+    places = Places(RECIPES, folder, folder / "runs")
+    return make_plan(DEFINITIONS[name], places, load_records(folder), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_plans_and_prints(tmp_path: Path, name: str) -> None:
+    folders = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    shown = call(name, "--plan", *folders)
+    assert shown.exit_code == 0, shown.stderr
+    if name in DEFINITIONS:
+        assert "not yet run" in shown.stdout
+        assert re.search(r"0 of \d+ runs recorded\.", shown.stdout)
+        assert re.search(r"\d+ to run: about \d+ minutes \(an estimate\)", shown.stdout)
+        for row, _ in planned(tmp_path, name).rows:
+            assert row.paper is None or str(row.paper) in shown.stdout
+    if name in ("layers", "table3"):
+        as_json = call(name, "--plan", "--json", *folders)
+        assert json.loads(as_json.stdout)["title"] == shown.stdout.splitlines()[0]
+        assert call(name, "--plan", "--markdown", *folders).stdout.startswith("| ")
+    assert not (tmp_path / "cifar10").exists()
+
+
+def test_each_label_is_one_run_and_each_run_has_one_label() -> None:
+    labels: dict[str, str] = {}
+    for row in ROWS:
+        key = key_of(config_of(row.run))
+        assert labels.setdefault(row.run.label, key) == key, row.run.label
+    assert len(set(labels.values())) == len(labels)
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=lambda d: d.name)
+def test_definitions_are_whole(definition: Definition) -> None:
+    for row in definition.rows:
+        assert len(row.cells) == len(definition.heads)
+        assert row.drop is None or row.paper is not None
+        config = config_of(row.run)
+        assert config.data.name == "cifar10"
+        assert (row.run.needs is not None) == bool(config.model.weights or config.distill.weights)
+        share = [cell for head, cell in zip(definition.heads, row.cells, strict=True) if head == "filters pruned"]
+        if share and config.pruning.method != "none":
+            assert f"{100 * config.pruning.rate:g} %" == share[0]
+
+
+@pytest.mark.parametrize("model", ["resnet20", "resnet56", "resnet110", "vgg16"])
+def test_the_papers_counts_of_macs(model: str) -> None:
+    import torch
+
+    net = asfp.create_model(model)
+    graph = trace_whole(net, torch.zeros(1, 3, 32, 32))
+    convolutions = [name for name, module in net.named_modules() if isinstance(module, torch.nn.Conv2d)]
+    full = convolution_macs(graph, {}, exact_fraction)
+    found: dict[str, float] = {}
+    for row in ROWS:
+        config = config_of(row.run)
+        if row.cut is None or config.model.name != model:
+            continue
+        rates = config.pruning.layers or dict.fromkeys(convolutions, config.pruning.rate)
+        key = json.dumps(rates)
+        if key not in found:
+            found[key] = 100 * (1 - convolution_macs(graph, rates, exact_fraction) / full)
+        assert row.cut == pytest.approx(found[key], abs=0.05 if model == "vgg16" else 0.006)
+    assert len(found) == {"vgg16": 1, "resnet20": 1}.get(model, 4)
+
+
+def test_imagenets_macs_are_those_of_the_models() -> None:
+    import torch
+
+    found = asfp.measure(asfp.create_model("torchvision:resnet18"), torch.zeros(1, 3, 224, 224))
+    assert found.macs_conv == MACS["resnet18"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"name": "other"}, True),
+        ({"engine": {"compile": "eager", "precision": "32-true", "channels_last": False}}, True),
+        ({"data": {"test_batch": 7}}, True),
+        ({"pruning": {"schedule": "asymptotic"}}, True),
+        ({"model": {"weights": "/elsewhere/resnet56-seed0.pt"}}, True),
+        ({"model": {"weights": "/elsewhere/runs/resnet56-seed0/model.pt"}}, True),
+        ({"model": {"weights": "runs/resnet56-seed1/model.pt"}}, False),
+        ({"model": {"weights": ""}}, False),
+        ({"seed": 1}, False),
+        ({"epochs": 100}, False),
+        ({"optimizer": {"lr": 0.02}}, False),
+        ({"data": {"batch": 64}}, False),
+        ({"pruning": {"rate": 0.3}}, False),
+        ({"pruning": {"d": 0.1}}, False),
+        ({"pruning": {"momentum": "zero"}}, False),
+        ({"distill": {"weights": "runs/resnet56-seed0/model.pt"}}, False),
+    ],
+    ids=str,
+)
+def test_what_makes_a_run_the_same_run(change: dict[str, Any], same: bool) -> None:
+    own = settings(config_of(pruned("resnet56", "asfp", start="pretrained")))
+    other = {k: v | change.get(k, {}) if isinstance(v, dict) else change.get(k, v) for k, v in own.items()}
+    assert (key_of(own) == key_of(other)) == same
+
+
+def test_records_from_before_an_option_are_known(tmp_path: Path) -> None:
+    run = pruned("resnet56", "asfp")
+    old = make_record(run, 0, 0.92)
+    del old["config"]["distill"]
+    for key in ("momentum", "norm", "norm_shift", "soften", "soften_epochs", "freeze_epochs"):
+        del old["config"]["pruning"][key]
+    put(tmp_path, run, 0, 0.92, config=old["config"])
+    assert planned(tmp_path, "table1", only="=resnet56-asfp").rows[0][1][0].state == "done"
+
+
+def test_a_recipe_called_otherwise_is_the_same_run(tmp_path: Path) -> None:
+    config = load_config(RECIPES / "cifar10" / "vgg16-asfp-pretrained-160.toml")
+    put(tmp_path, Run("cifar10/vgg16-asfp-pretrained-160"), 0, 0.94, config=settings(config))
+    rows = {row.run.label: runs for row, runs in planned(tmp_path, "table2").rows}
+    assert [run.state for run in rows["vgg16-asfp-pretrained-epochs160"]] == ["done"]
+    assert [run.state for run in rows["vgg16-asfp-pretrained"]] == ["waiting"]
+
+
+def test_table_against_records_made_by_hand(tmp_path: Path) -> None:
+    for seed, (plain, asymptotic) in enumerate([(0.941, 0.925), (0.939, 0.927), (0.940, 0.923)]):
+        put(tmp_path, dense("resnet56"), seed, plain)
+        put(tmp_path, pruned("resnet56", "asfp"), seed, asymptotic)
+    put(tmp_path, pruned("resnet56", "sfp"), 0, 0.9142)
+    started = tmp_path / "runs" / "resnet56-hard-seed0"
+    started.mkdir(parents=True)
+    (started / "checkpoint.pt").write_bytes(b"here")
+    (started / "metrics.jsonl").write_text("{}\n" * 37)
+    plan = planned(tmp_path, "table1")
+    sheet = sheet_of(plan)
+    rows = {cells[:4]: dict(zip(sheet.heads[4:], cells[4:], strict=True)) for cells in sheet.rows}
+    found = rows["ResNet-56", "ASFP", "scratch", "40 %"]
+    assert found == {
+        "accuracy": "92.50 ± 0.20", "n": "3", "drop": "1.50", "paper": "92.44 ± 0.07", "paper: drop": "1.15",
+        "MACs saved, paper's count": "52.6", "MACs saved, compact model": "50.0",
+    }  # fmt: skip
+    assert rows["ResNet-56", "dense", "scratch", "0 %"]["accuracy"] == "94.00 ± 0.10"
+    sfp = rows["ResNet-56", "SFP", "scratch", "40 %"]
+    assert (sfp["accuracy"], sfp["n"], sfp["drop"]) == ("91.42 (2 not yet run)", "1", "2.58")
+    assert rows["ResNet-56", "hard", "scratch", "40 %"]["accuracy"] == "in progress: epoch 37 of 200"
+    assert rows["ResNet-110", "dense", "scratch", "0 %"]["accuracy"] == "not yet run"
+    text = as_text(sheet)
+    assert "7 of 52 runs recorded." in text
+    assert re.search(r"45 to run, 1 of them in progress: about \d+ minutes", text)
+    numbers = next(row for row in as_dict(plan)["rows"] if row["run"] == "resnet56-asfp")
+    assert numbers["mean"] == pytest.approx(92.5)
+    assert numbers["deviation"] == pytest.approx(0.2)
+    assert numbers["accuracy"] == pytest.approx({"0": 92.5, "1": 92.7, "2": 92.3})
+    assert sheet_of(plan, recorded=True).rows == tuple(c for c in sheet.rows if c[5] != "0")
+
+
+def test_the_order_of_importance_and_dependencies(tmp_path: Path) -> None:
+    queue = [run.name for run in planned(tmp_path, "table1").queue]
+    assert len(queue) == len(set(queue)) == 52
+    first = [f"resnet56{method}-seed{seed}" for seed in range(3) for method in ("", "-sfp", "-asfp", "-hard")]
+    assert queue[:12] == first
+    for run in planned(tmp_path, "table1").queue:
+        assert not run.needs or queue.index(run.needs) < queue.index(run.name)
+    more = [run.name for run in planned(tmp_path, "table1", seeds=4, only="=resnet56,=resnet110").queue]
+    assert more[:2] == ["resnet56-seed0", "resnet56-seed1"]
+    assert set(more[-4:]) == {"resnet56-seed3", "resnet110-seed1", "resnet110-seed2", "resnet110-seed3"}
+
+
+def test_all_recorded_seeds_count_whatever_is_planned(tmp_path: Path) -> None:
+    run = pruned("resnet56", "asfp", 0.3)
+    for seed, accuracy in enumerate((0.93, 0.92, 0.91)):
+        put(tmp_path, run, seed, accuracy)
+    _, runs = planned(tmp_path, "fig-flops", only=f"={run.label}").rows[0]
+    assert [r.seed for r in runs] == [0, 1, 2]
+
+
+def test_trained_weights_that_are_not_here_are_named(tmp_path: Path) -> None:
+    only = "=resnet56-asfp-pretrained"
+    plan = planned(tmp_path, "table1", only=only, seeds=1)
+    assert [(run.name, run.state) for run in plan.queue] == [
+        ("resnet56-seed0", "ready"),
+        ("resnet56-asfp-pretrained-seed0", "waiting"),
+    ]
+    put(tmp_path, dense("resnet56"), 0, 0.94)
+    plan = planned(tmp_path, "table1", only=only, seeds=1)
+    assert [run.state for run in plan.queue] == ["blocked"]
+    text = as_text(sheet_of(plan))
+    assert "resnet56-seed0 is recorded, but its weights are not here. Copy its model.pt there, or train it" in text
+    assert "again: asfp train " in text
+    weights = tmp_path / "runs" / "resnet56-seed0" / "model.pt"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"")
+    assert [run.state for run in planned(tmp_path, "table1", only=only, seeds=1).queue] == ["ready"]
+
+
+def test_optional_rows_show_when_named_or_recorded(tmp_path: Path) -> None:
+    label = "resnet56-asfp-interval3"
+    assert label not in [row.run.label for row, _ in planned(tmp_path, "fig-interval").rows]
+    assert [run.name for run in planned(tmp_path, "fig-interval", only="interval3").queue] == [f"{label}-seed0"]
+    put(tmp_path, next(row.run for row in ROWS if row.run.label == label), 0, 0.92)
+    assert label in [row.run.label for row, _ in planned(tmp_path, "fig-interval").rows]
+
+
+def test_gaps_come_from_the_epochs(tmp_path: Path) -> None:
+    epochs = {"accuracy_before": [0.5, 0.6, 0.9], "accuracy_after": [0.2, 0.6, 0.9], "regrown": [0, 0, 0.125]}
+    put(tmp_path, pruned("resnet56", "sfp"), 0, 0.9, epochs=epochs)
+    row = sheet_of(planned(tmp_path, "fig-gap")).rows[0]
+    assert row[4:] == ("90.00", "1", "92.26 ± 0.31", "10.00", f"{math.sqrt(200):.2f}", "30.00", "0.00", "12.5")
+
+
+def test_estimates_use_the_fastest_record_of_the_network(tmp_path: Path) -> None:
+    before = planned(tmp_path, "fig-gap").minutes
+    assert before == pytest.approx((5 * 1.68 + 2 * 0.66) * 200 / 60)
+    put(tmp_path, dense("resnet56"), 1, 0.94, seconds={"train": 180.0, "evaluate": 20.0, "prune": 0.0})
+    assert planned(tmp_path, "fig-gap").minutes == pytest.approx((5 * 1.0 + 2 * 0.66) * 200 / 60)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not a record of asfp train"),
+        ('{"format": 1}', "is not a record of asfp train"),
+        ("[]", "is not a record of asfp train"),
+        ('{"format": 9}', "has the format 9, this version reads 1"),
+    ],
+)
+def test_files_that_are_no_records(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "odd.json").write_text(content)
+    with pytest.raises(AsfpError, match=message):
+        load_records(tmp_path)
+    shown = call("table1", "--plan", "--results", str(tmp_path))
+    assert shown.exit_code == 2
+    assert "odd.json" in shown.stderr
+
+
+def test_two_records_of_one_run_are_an_error(tmp_path: Path) -> None:
+    put(tmp_path, dense("resnet56"), 0, 0.94)
+    put(tmp_path, dense("resnet56"), 0, 0.95, name="better")
+    with pytest.raises(AsfpError, match=r"better.json and .*resnet56-seed0.json are records of the same run"):
+        load_records(tmp_path)
+
+
+def test_records_are_collected_from_run_folders(tmp_path: Path) -> None:
+    run = dense("resnet56")
+    made = put(tmp_path / "away", run, 0, 0.94)
+    folder = tmp_path / "runs" / run.name(0)
+    folder.mkdir(parents=True)
+    made.rename(folder / "record.json")
+    assert planned(tmp_path, "table1", only="=resnet56", seeds=1).queue == ()
+    target = collect(folder, tmp_path)
+    assert target is not None
+    assert read_record(target)["result"]["accuracy"] == 0.94
+    put(tmp_path, dense("resnet110"), 0, 0.9, name=run.name(0))
+    with pytest.raises(AsfpError, match="is the record of another run"):
+        collect(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table6", "--plan"], "there is no 'table6' to reproduce. Did you mean table5"),
+        (["table1", "--budget", "25"], "--budget '25' is not a time: write hours, minutes or seconds, e.g. 25m"),
+        (["table1", "--budget", "0m"], "is no time at all"),
+        (["table1", "--seeds", "0", "--plan"], "seeds=0: it must be at least 1"),
+        (["table1", "--only", "resnet57", "--plan"], "--only 'resnet57' names no row of table1. Did you mean resnet56"),
+        (["table1", "--device", "tpu"], "--device 'tpu': use one of auto, cpu"),
+        (["table1", "--plan", "--output", "x"], "table1 has no picture: --output is for fig-rate"),
+        (["table1", "--write"], "--write makes all tables of the documents: leave out table1"),
+        ([], "what is to be reproduced? asfp reproduce NAME, with one of table1"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_gpu_nothing_is_started_unawares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = call("fig-gap", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"))
+    assert done.exit_code == 2
+    assert "7 runs are missing for fig-gap, and there is no GPU here: use --plan" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@given(hours=st.integers(0, 30), minutes=st.integers(0, 90), seconds=st.integers(1, 90))
+def test_budgets(hours: int, minutes: int, seconds: int) -> None:
+    assert parse_budget(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds
+
+
+@given(st.lists(st.floats(10, 99), min_size=2, max_size=6))
+def test_deviations_do_not_depend_on_the_order(values: list[float]) -> None:
+    assert mean_deviation(values) == mean_deviation(values[::-1])
+    mean, _, spread = mean_deviation(values).partition(" ± ")
+    assert min(values) - 0.01 <= float(mean) <= max(values) + 0.01
+    assert float(spread) <= max(values) - min(values) + 0.01
+
+
+def test_values_and_rows_print() -> None:
+    assert str(Value(93.0)) == "93.00"
+    assert Row(("a",), dense("resnet20")).run.name(3) == "resnet20-seed3"
+
+
+def test_engine_settings_leave_a_record_valid() -> None:
+    config = config_of(dense("resnet56"))
+    assert key_of(config) == key_of(TrainConfig(**{**config.__dict__, "engine": EngineConfig(devices=4)}))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fig-")])
+@pytest.mark.parametrize("recorded", [False, True], ids=["empty", "recorded"])
+def test_pictures_are_drawn(tmp_path: Path, name: str, recorded: bool) -> None:
+    from PIL import Image
+
+    if recorded and name in DEFINITIONS:
+        for i, row in enumerate(DEFINITIONS[name].rows[:9]):
+            put(tmp_path, row.run, 0, 0.92 + i / 1000)
+    done = call(name, "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--output", str(tmp_path))
+    assert done.exit_code == 0, done.stderr
+    picture = Image.open(tmp_path / f"{name}.png").convert("L")
+    assert min(picture.size) > 300
+    assert len(set(picture.resize((64, 64)).tobytes())) > 10  # not one colour
+    drawing = (tmp_path / f"{name}.svg").read_text()
+    assert drawing.count("<path") > 10
+    assert ("no run recorded yet" in drawing) == (not recorded and name in DEFINITIONS) or name == "fig-flops"

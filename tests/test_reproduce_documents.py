@@ -1,0 +1,82 @@
+"""The tables in README.md and docs/results.md are those of the records, and cannot be edited by hand unnoticed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from asfp import AsfpError
+from asfp.cli import app
+from asfp.reproduce import NAMES
+from asfp.reproduce.definition import dense, pruned
+from asfp.reproduce.plan import Places, find_recipes
+from asfp.reproduce.records import load_records
+from asfp.reproduce.write import DOCUMENTS, filled, write_documents
+from reproduction import put
+
+ROOT = Path(__file__).parent.parent
+PLACES = Places(find_recipes(), ROOT / "results")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_match_the_records(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert text.count("<!-- results:") >= 1
+    assert filled(text, PLACES, load_records(PLACES.results)) == text, (
+        f"{name} is not as recorded: asfp reproduce --write"
+    )
+
+
+def test_a_number_changed_by_hand_is_noticed() -> None:
+    text, records = (ROOT / "README.md").read_text(), load_records(PLACES.results)
+    block = re.search(r"<!-- results:summary -->.*?<!-- /results -->", text, re.DOTALL)
+    assert block is not None
+    number = re.search(r"\d\d\.\d\d", block[0])
+    assert number is not None
+    wrong = text.replace(block[0], block[0].replace(number[0], "99.99", 1))
+    assert filled(wrong, PLACES, records) != wrong
+    assert filled(wrong, PLACES, records) == filled(text, PLACES, records)
+
+
+def test_results_show_every_table_and_figure() -> None:
+    names = re.findall(r"<!-- results:(\S+) -->", (ROOT / "docs/results.md").read_text())
+    assert sorted([*names, "summary"]) == sorted(NAMES)
+
+
+def test_writing_fills_what_is_between_the_markers_alone(tmp_path: Path) -> None:
+    put(tmp_path / "results", dense("resnet56"), 0, 0.94)
+    put(tmp_path / "results", pruned("resnet56", "asfp"), 0, 0.9277)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results:table1 -->\nold\n<!-- /results -->\nafter\n")
+    places = Places(find_recipes(), tmp_path / "results", tmp_path / "runs")
+    assert write_documents(tmp_path, places, ("page.md",)) == [page]
+    text = page.read_text()
+    assert text.startswith("before\n<!-- results:table1 -->\n\n| network |")
+    assert text.endswith("<!-- /results -->\nafter\n")
+    assert "| ResNet-56 | ASFP | scratch | 40 % | 92.77 (2 not yet run) | 1 | 1.23 | 92.44 ± 0.07 | 1.15 |" in text
+    assert "50 more runs are planned: `asfp reproduce table1`." in text
+    assert "SFP | scratch | 30 %" not in text
+    assert write_documents(tmp_path, places, ("page.md",)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- results:table1 -->\n", "a marker has no partner"),
+        ("<!-- /results -->\n", "a marker has no partner"),
+        ("<!-- results:table9 -->\n<!-- /results -->\n", "there is no 'table9' to reproduce"),
+    ],
+)
+def test_markers_that_are_wrong(text: str, message: str) -> None:
+    with pytest.raises(AsfpError, match=message):
+        filled(text, PLACES, {})
+
+
+def test_writing_elsewhere_than_in_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["reproduce", "--write"])
+    assert done.exit_code == 2
+    assert "there is no README.md: run this in the folder of the repository" in done.stderr
