@@ -136,6 +136,34 @@ def factors(layers: Sequence[Layer], masks: dict[str, Tensor], maps: bool, old: 
     return result
 
 
+def normalised(scores: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """s^2 / mean(s^2) of each layer's scores s, shifted to begin at 0 where some are negative, on one device.
+
+    >>> normalised([torch.tensor([1.0, 3.0])], torch.device("cpu"))
+    [tensor([0.2000, 1.8000])]
+    """
+    found: dict[int, Tensor] = {}
+    for members, stack in stacks([score.to(device) for score in scores]):
+        s = stack.float()
+        tiny = torch.finfo(s.dtype).tiny
+        s = s - s.amin(1, keepdim=True).clamp(max=0)
+        s = (s / s.amax(1, keepdim=True).clamp_min(tiny)).square()
+        found.update(zip(members, (s / s.mean(1, keepdim=True).clamp_min(tiny)).unbind(), strict=True))
+    return [found[i] for i in range(len(scores))]
+
+
+def mean_at(values: Sequence[Tensor], table: Tensor) -> Tensor:
+    """For each row of the table the mean of the values at its places, summed in a fixed order on every device.
+
+    Places count through all values in a row; the first that is none of them fills rows up.
+
+    >>> mean_at([torch.tensor([1.0, 2.0]), torch.tensor([4.0])], torch.tensor([[0, 2], [1, 3]]))
+    tensor([2.5000, 2.0000])
+    """
+    flat = torch.cat([*values, values[0].new_zeros(1)])
+    return flat[table].sum(1) / (table < len(flat) - 1).sum(1)
+
+
 def _layout(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 

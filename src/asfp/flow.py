@@ -79,6 +79,16 @@ _NAMED = {"torchvision.ops.stochastic_depth.stochastic_depth"}
 
 
 def rule(flow: Flow, node: fx.Node, module: nn.Module | None) -> Any:
+    """The channels of a node's result, from those of its inputs; raises `Unknown` where there is no rule.
+
+    >>> from asfp.streams import Flow
+    >>> graph = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
+    >>> flow = Flow(graph, graph)
+    >>> for node in list(graph.graph.nodes)[:2]:
+    ...     flow.visit(node)
+    >>> rule(flow, node.next, graph.get_submodule("1")).flatten()
+    tensor([0, 1, 2, 3])
+    """
     target: Any = module if module is not None else node.target
     first = node.args[0] if node.args else next(iter(node.kwargs.values()))
     ids = flow.known[first] if isinstance(first, fx.Node) else None

@@ -92,6 +92,10 @@ def find_streams(model: nn.Module, graph: fx.GraphModule) -> Streams:
     """The channels that the convolutions of `model` write, from the graph that was traced from it.
 
     With shapes in the graph (example inputs) reshapes are followed too; without them they end a stream.
+
+    >>> graph = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)))
+    >>> {name: ids.tolist() for name, ids in find_streams(graph, graph).writes.items()}
+    {'0': [0, 1, 2, 3], '1': [4, 5]}
     """
     flow = Flow(model, graph)
     for node in graph.graph.nodes:
@@ -117,6 +121,7 @@ class Flow:
         self.size = 0
 
     def visit(self, node: fx.Node) -> None:
+        """Find out what the node's value holds; its inputs were visited before."""
         module = self.modules.get(str(node.target)) if node.op == "call_module" else None
         read = [self.known[n] for n in node.all_input_nodes]
         if isinstance(module, CONVOLUTIONS):
@@ -143,10 +148,12 @@ class Flow:
         return ids
 
     def new(self, n: int) -> Tensor:
+        """Numbers that nothing has yet."""
         self.size += n
         return torch.arange(self.size - n, self.size, device="cpu")
 
     def mark(self, read: Sequence[Any], width: Width) -> None:
+        """These channels are at least so wide."""
         for ids in read:
             if isinstance(ids, Tensor):
                 self.marks.append((ids.flatten(), width))
@@ -154,6 +161,7 @@ class Flow:
                 self.mark(ids, width)
 
     def join(self, a: Tensor, b: Tensor) -> None:
+        """Channels that are one, in pairs."""
         self.same.append((a.flatten(), b.flatten()))
 
     def sum(self, parts: Sequence[Tensor]) -> Tensor:
@@ -196,6 +204,7 @@ class Flow:
         return own.view(shape)
 
     def result(self) -> Streams:
+        """All that was found, with one number for channels that are one."""
         root = components(self.size, self.same)
         rooted = [(names, root[ids.numpy()]) for names, ids in self.written.values()]
         numbered = {name: ids for names, ids in rooted for name in names}
@@ -209,7 +218,11 @@ class Flow:
 
 
 def components(size: int, same: Sequence[tuple[Tensor, Tensor]]) -> Ids:
-    """For each channel the lowest number among those that are one with it."""
+    """For each channel the lowest number among those that are one with it; numbers below 0 are no channels.
+
+    >>> components(5, [(torch.tensor([1, -1]), torch.tensor([3, 0])), (torch.tensor([3]), torch.tensor([4]))])
+    array([0, 1, 2, 1, 1])
+    """
     root = np.arange(size)
     pairs = [np.concatenate([pair[side].numpy() for pair in same]) for side in (0, 1)] if same else [root, root]
     both = (pairs[0] >= 0) & (pairs[1] >= 0)

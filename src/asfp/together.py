@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asfp.align import align_kept, count_on_the_way
 from asfp.costs import Costs
-from asfp.filters import count_pruned, keep_all_but_lowest, stacks
+from asfp.filters import count_pruned, keep_all_but_lowest, mean_at, normalised
 from asfp.flow import Width
 from asfp.selection import Layer, Selected
 from asfp.streams import Ids, shared_streams
@@ -41,7 +41,15 @@ class Unit:
 
 
 class Together:
-    """The units of a selection, how many of each are pruned, and which."""
+    """The units of a selection, how many of each are pruned, and which.
+
+    >>> from asfp import SoftPruner, create_model
+    >>> together = SoftPruner(create_model("resnet8"), 0.5, epochs=1, selection="coupled").together
+    >>> [(unit.size, [together.layers[i].name for i, _ in unit.writers]) for unit in together.units[3:5]]
+    [(16, ['conv1', 'layer1.0.conv2', 'layer2.0.conv2', 'layer3.0.conv2']), (16, ['layer2.0.conv2', 'layer3.0.conv2'])]
+    >>> together.per_layer(together.counts(1.0))
+    [8, 8, 8, 16, 16, 32, 32]
+    """
 
     def __init__(self, selected: Selected, selection: str, align: int) -> None:
         self.layers = selected.layers
@@ -210,10 +218,10 @@ class Together:
             return keep_all_but_lowest(ranked, counts)
         device = scores[self._joint[0]].device
         table, index = self._on(device)
-        common = _mean(_normalised([scores[i] for i in self._joint], device), table)
+        common = mean_at(normalised([scores[i] for i in self._joint], device), table)
         lost = None
         if gone is not None:
-            lost = _mean([gone[i].to(device, common.dtype) for i in self._joint], table)
+            lost = mean_at([gone[i].to(device, common.dtype) for i in self._joint], table)
         if self.coupled:
             return self._choose_coupled(
                 ranked, counts, common if lost is None else common.masked_fill(lost > 0, -1), index
@@ -279,21 +287,3 @@ class Together:
                 [torch.from_numpy(i).to(device) for i in self._index],
             )
         return self._tables[device]
-
-
-def _normalised(scores: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """s^2 / mean(s^2) of each layer."""
-    found: dict[int, Tensor] = {}
-    for members, stack in stacks([score.to(device) for score in scores]):
-        s = stack.float()
-        tiny = torch.finfo(s.dtype).tiny
-        s = s - s.amin(1, keepdim=True).clamp(max=0)
-        s = (s / s.amax(1, keepdim=True).clamp_min(tiny)).square()
-        found.update(zip(members, (s / s.mean(1, keepdim=True).clamp_min(tiny)).unbind(), strict=True))
-    return [found[i] for i in range(len(scores))]
-
-
-def _mean(values: Sequence[Tensor], table: Tensor) -> Tensor:
-    """For each row of the table the mean of the values at its places; sums in a fixed order, on every device."""
-    flat = torch.cat([*values, values[0].new_zeros(1)])
-    return flat[table].sum(1) / (table < len(flat) - 1).sum(1)
