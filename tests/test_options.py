@@ -137,12 +137,14 @@ def test_softened_filters_restart_from_a_share_of_themselves() -> None:
             assert torch.equal(layer.weight[~gone], before[layer.name][~gone])
 
 
-@pytest.mark.parametrize("method", ["sfp", "asfp"])
-def test_frozen_filters_stay_zero_and_the_rest_trains(tmp_path: Path, method: str) -> None:
-    record = train(config_with(tmp_path, method=method, freeze_epochs=2, criterion="geometric_median"))
+@pytest.mark.parametrize(("method", "selection"), [("sfp", "independent"), ("asfp", "coupled")])
+def test_frozen_filters_stay_zero_and_the_rest_trains(tmp_path: Path, method: str, selection: str) -> None:
+    pruning = {"method": method, "selection": selection, "criterion": "geometric_median"}
+    record = train(config_with(tmp_path, freeze_epochs=2, **pruning))
     filters = read_filters(tmp_path / FILTERS)
     found = read_metrics(tmp_path)
-    assert [row["zeroed"] for row in found][1:] == [92, 92, 92]
+    assert len({row["zeroed"] for row in found[1:]}) == 1
+    assert found[-1]["zeroed"] >= 92
     assert [row["regrown"] for row in found][2:] == [0.0, 0.0]
     assert [row["accuracy_before"] == row["accuracy_after"] for row in found][2:] == [True, True]
     assert found[1]["regrown"] > 0.0

@@ -236,6 +236,15 @@ def test_optional_rows_show_when_named_or_recorded(tmp_path: Path) -> None:
     label = "resnet56-asfp-interval3"
     assert label not in [row.run.label for row, _ in planned(tmp_path, "fig-interval").rows]
     assert [run.name for run in planned(tmp_path, "fig-interval", only="interval3").queue] == [f"{label}-seed0"]
+    assert label not in [run.name for run in planned(tmp_path, "fig-interval", only="resnet56").queue]
+    assert len(planned(tmp_path, "options", only="resnet20").rows) == 12
+    for only, names in (
+        ("resnet56-asfp-soften", ["resnet56-asfp-soften-seed0"]),
+        ("=resnet56-asfp-cosine-distill", ["resnet56-seed0", "resnet56-asfp-cosine-distill-seed0"]),
+    ):
+        assert [run.name for run in planned(tmp_path, "options", only=only, seeds=1).queue] == names
+    with pytest.raises(AsfpError, match="names runs that are made one by one: choose of =resnet20-asfp-pretrained-mom"):
+        planned(tmp_path, "options", only="pre-trained")
     put(tmp_path, next(row.run for row in ROWS if row.run.label == label), 0, 0.92)
     assert label in [row.run.label for row, _ in planned(tmp_path, "fig-interval").rows]
 

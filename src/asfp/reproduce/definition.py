@@ -19,7 +19,8 @@ class Run:
     tag: str = ""
     """What the overrides are called in the run's name; a run without overrides has none."""
     needs: Run | None = None
-    needs_for: str = "model.weights"
+    needs_for: tuple[str, ...] = ("model.weights",)
+    """The settings that are given those weights."""
 
     @property
     def label(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asfp.reproduce.definition import Definition, Row, Run, dense, pruned
-from asfp.reproduce.tables import BASELINES, CUTS, METHODS, NETWORKS, PAPER, TABLE1, dense_row
+from asfp.reproduce.tables import BASELINES, CUTS, METHODS, NETWORKS, PAPER, STARTS, TABLE1, dense_row
 
 CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("momentum of pruned filters zeroed", ('pruning.momentum="zero"',)),
@@ -17,41 +19,55 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Tag -> what it is, and the settings; `distill` gets the weights of the dense run."""
 
+TOGETHER = (("norm", "soften"), ("cosine", "distill"), ("norm", "cosine", "distill"), ("soften", "cosine", "distill"))
+"""Changes to try at once, after each alone; only when asked for."""
 
-def _run(model: str, method: str, tag: str, start: str = "scratch") -> Run:
-    run = pruned(model, method, start=start, tag=tag, changes=CHANGES[tag][1] if tag else ())
-    return Run(run.recipe, run.overrides, run.tag, dense(model), "distill.weights") if tag == "distill" else run
+ALONE = tuple((tag,) for tag in CHANGES)
 
 
-def _row(model: str, method: str, tag: str, *, priority: int, seeds: int, optional: bool) -> Row:
-    what = CHANGES[tag][0] if tag else "as the paper"
-    cells = (NETWORKS[model], METHODS[method], what)
-    run, cut = _run(model, method, tag), CUTS[model][0.4]
-    paper = None if tag else PAPER.get((model, "scratch", method, 0.4))
+def changed(model: str, method: str, tags: tuple[str, ...], start: str = "scratch") -> Run:
+    """A run at 40 % with these changes.
+
+    >>> run = changed("resnet56", "asfp", ("cosine", "distill"), "pretrained")
+    >>> run.name(0), run.needs_for
+    ('resnet56-asfp-pretrained-cosine-distill-seed0', ('model.weights', 'distill.weights'))
+    """
+    settings = tuple(setting for tag in tags for setting in CHANGES[tag][1])
+    run = pruned(model, method, start=start, tag="-".join(tags), changes=settings)
+    keys = ("model.weights",) * (start == "pretrained") + ("distill.weights",) * ("distill" in tags)
+    return replace(run, needs=dense(model), needs_for=keys) if keys else run
+
+
+def _row(model: str, method: str, start: str, tags: tuple[str, ...], priority: int, seeds: int, optional: bool) -> Row:
+    what = "; ".join(CHANGES[tag][0] for tag in tags) or "as the paper"
+    cells = (NETWORKS[model], METHODS[method], STARTS[start], what)
+    paper = None if tags else PAPER.get((model, start, method, 0.4))
     drop = None if paper is None else round(BASELINES[model].mean - paper.mean, 2)
+    run, cut = changed(model, method, tags, start), CUTS[model][0.4]
     return Row(cells, run, paper, drop, cut, dense(model), priority, seeds, optional)
 
 
 def _rows(model: str, priority: int, seeds: int, optional: bool) -> tuple[Row, ...]:
     first = dense_row(model, priority=priority, seeds=seeds)
-    base = Row((NETWORKS[model], "dense", "as the paper"), first.run, first.paper, priority=priority, seeds=seeds)
-    plain = tuple(_row(model, m, "", priority=priority, seeds=seeds, optional=False) for m in METHODS)
     return (
-        base,
-        *plain,
-        *(_row(model, "asfp", tag, priority=priority + 1, seeds=seeds, optional=optional) for tag in CHANGES),
-        *(_row(model, "sfp", tag, priority=priority + 2, seeds=seeds, optional=True) for tag in CHANGES),
+        Row((*first.cells[:3], "as the paper"), first.run, first.paper, priority=priority, seeds=seeds),
+        *(_row(model, m, "scratch", (), priority, seeds, False) for m in METHODS),
+        *(_row(model, "asfp", "scratch", tags, priority + 1, seeds, optional) for tags in ALONE),
+        *(_row(model, "asfp", "scratch", tags, priority + 2, seeds, True) for tags in TOGETHER),
+        *(_row(model, "sfp", "scratch", tags, priority + 2, seeds, True) for tags in ALONE),
+        *(_row(model, "asfp", "pretrained", tags, priority + 3, seeds, True) for tags in (*ALONE, *TOGETHER)),
     )
 
 
 OPTIONS = Definition(
     "options",
-    "Options for more accuracy, 40 % of the filters, from scratch, accuracy in percent",
-    ("network", "method", "change"),
+    "Options for more accuracy, 40 % of the filters, accuracy in percent",
+    ("network", "method", "start", "change"),
     (*_rows("resnet20", 6, 1, False), *_rows("resnet56", 9, 3, True)),
     (
         "† in the source of the paper, commented out.",
-        "One change at a time. On ResNet-56, and with SFP, a change is run when asked for: --only resnet56-asfp-norm.",
+        "One change at a time. On ResNet-56, with SFP, from trained weights, or several at once, they are run when "
+        "asked for: --only =resnet56-asfp-norm.",
     ),
 )
 

@@ -96,7 +96,8 @@ def arguments_of(run: Run, seed: int, places: Places) -> tuple[str, ...]:
     arguments = [(places.recipes / f"{run.recipe}.toml").as_posix(), *run.overrides, f"name={_quoted(run.label)}"]
     arguments += [f"seed={seed}", f"output={_quoted((places.runs / run.name(seed)).as_posix())}"]
     if run.needs is not None:
-        arguments.append(f"{run.needs_for}={_quoted(weights_of(run, seed, places).as_posix())}")
+        weights = _quoted(weights_of(run, seed, places).as_posix())
+        arguments += [f"{key}={weights}" for key in run.needs_for]
     if places.data is not None:
         arguments.append(f"data.root={_quoted(places.data.as_posix())}")
     return tuple(arguments)
@@ -133,7 +134,7 @@ def make_plan(
     queue: dict[str, tuple[tuple[bool, int, int], Planned]] = {}
     for row in chosen:
         own = _seeds(row.run, seeds or row.seeds, places, records)
-        if row.optional and not only and not any(planned.record for planned in own):
+        if row.optional and not _named(row, only) and not any(planned.record for planned in own):
             continue
         rows.append((row, tuple(own)))
         for planned in own:
@@ -141,6 +142,9 @@ def make_plan(
             for item in (*_before(planned, places, records), planned):
                 if item.state != "done" and (item.name not in queue or order < queue[item.name][0]):
                     queue[item.name] = order, item
+    if not rows:
+        labels = ", ".join(f"={row.run.label}" for row in chosen)
+        raise AsfpError(f"--only {only!r} names runs that are made one by one: choose of {labels}")
     ordered = [item for _, item in sorted(queue.values(), key=lambda entry: entry[0])]
     dense = {row.dense.label: row.dense for row, _ in rows if row.dense is not None}
     compared = {label: tuple(_seeds(run, 1, places, records)) for label, run in dense.items()}
@@ -152,6 +156,13 @@ def _matches(row: Row, only: str) -> bool:
     text = " ".join((row.run.label, *row.cells)).lower()
     terms = [term.strip().lower() for term in only.split(",")]
     return any(term[1:] == row.run.label if term.startswith("=") else term in text for term in terms)
+
+
+def _named(row: Row, only: str) -> bool:
+    """Whether `only` asks for this run itself: by its name, or by what its overrides are called."""
+    tag = row.run.tag.lower()
+    terms = [term.strip().lower() for term in only.split(",")]
+    return any(term[:1] == "=" or (term and tag and (term in tag or tag in term)) for term in terms)
 
 
 def _seeds(run: Run, count: int, places: Places, records: Mapping[str, Record]) -> list[Planned]:
