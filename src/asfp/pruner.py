@@ -184,7 +184,8 @@ class SoftPruner:
         filters = sum(layer.filters for layer in self.layers)
         return (
             f"{type(self).__name__}({len(self.layers)} layers, {filters} filters, rate={self.rate:g}, "
-            f"epochs={self.epochs}, schedule={self.schedule}, criterion={self.criterion})"
+            f"epochs={self.epochs}, schedule={self.schedule}, criterion={self.criterion}, selection={self.selection}, "
+            f"align={self.align})"
         )
 
 
