@@ -44,8 +44,10 @@ def main() -> None:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--layout", help="of residual additions [auto on a CPU, zeros on a GPU]")
     parser.add_argument("--output", type=Path, default=Path("results/speedup"))
     options = parser.parse_args()
+    layout = options.layout or ("zeros" if options.device == "cuda" else "auto")
     engines = options.engine or ["torch", "onnxruntime", "openvino"]
     settings = [
         Setting(engine, options.batch, options.device, options.precision, options.channels_last, options.threads)
@@ -57,8 +59,10 @@ def main() -> None:
         + " |",
         "|---" * (5 + len(engines)) + "|",
     ]
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--output") and a != str(options.output)]
     record: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/speedup.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/speedup.py", *arguments]),
+        "layout": layout,
         "environment": environment(),
         "load_average_before": os.getloadavg()[0],
         "models": {},
@@ -67,7 +71,8 @@ def main() -> None:
         name = f"torchvision:{short}"
         found = asfp.measure(asfp.create_model(name), torch.zeros(1, 3, 224, 224), rate=options.rate)
         assert found.pruned is not None
-        done = bench([name, f"{name}@{options.rate}"], settings, repeats=options.repeats, warmup=10, progress=show)
+        pruned = f"{name}@{options.rate}:{layout}"
+        done = bench([name, pruned], settings, repeats=options.repeats, warmup=10, progress=show)
         print("\r" + " " * 79, end="\r", file=sys.stderr)
         print(done, flush=True)
         record["models"][short] = {"measure": found.to_dict(), "bench": done.to_dict()["rows"]}
