@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asfp
-from asfp import ConstantSchedule, HardPruner, SoftPruner
+from asfp import ConstantSchedule, HardPruner, LinearSchedule, SoftPruner
 from asfp.align import align_kept, count_on_the_way
 from asfp.filters import count_pruned
 
@@ -123,6 +123,19 @@ def test_masks_and_compact_widths(kind: type[SoftPruner], selection: str) -> Non
         assert all(
             m.in_channels % 8 == 0 for m in small.modules() if isinstance(m, torch.nn.Conv2d) if m.in_channels > 3
         )
+
+
+@pytest.mark.parametrize("n", [4, 16, 32])
+@pytest.mark.parametrize("rate", [0.2, 0.4, 0.6])
+def test_hard_coupled_ends_where_soft_does(n: int, rate: float) -> None:
+    model = asfp.create_model("resnet8")
+    hard = HardPruner(model, rate, 9, schedule=LinearSchedule(rate, 9), selection="coupled", align=n)
+    for epoch in range(1, 10):
+        for layer in hard.layers:
+            torch.nn.init.normal_(layer.weight)
+        step = hard.step(epoch)
+    assert {name: len(layer.keep) for name, layer in step.layers.items()} == kept_of(hard)
+    assert all(kept_of(hard)[layer.name] % n == 0 or layer.filters <= n for layer in hard.layers)
 
 
 def test_without_an_example_weights_stand_for_multiply_adds() -> None:

@@ -97,8 +97,11 @@ class Together:
     # how many
 
     def counts(self, share: float) -> list[int]:
-        """For each unit, how many of its channels are pruned at `share` of each layer's goal."""
-        return self._split([self._count(i, layer, share) for i, layer in enumerate(self.layers)])
+        """For each unit, how many of its channels are pruned at `share` of each layer's goal; never more than at it."""
+        counts = self._split([self._count(i, layer, share) for i, layer in enumerate(self.layers)])
+        if share >= 1.0 or not self._groups:
+            return counts
+        return [min(pair) for pair in zip(counts, self.counts(1.0), strict=True)]
 
     def per_layer(self, counts: Sequence[int]) -> list[int]:
         """For each layer, how many of its filters that makes."""
