@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types bench clean
+.PHONY: help demo test test-slow lint format types docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ format: $(READY) ## let ruff fix what it can
 
 types: $(READY) ## mypy
 	$(BIN)/mypy
+
+docs: $(READY) ## the documentation, strictly, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 
 bench: $(READY) ## the cost of one pruning step
 	$(BIN)/python benchmarks/prune_step.py
