@@ -258,3 +258,13 @@ def test_parameters_and_spatial_gates_do_not_end_it() -> None:
     assert sets_of(streams_of(net)) == {frozenset("ab")}
     net.shift = nn.Parameter(torch.ones(8, 6, 6))
     assert sets_of(streams_of(net)) == set()
+
+
+@pytest.mark.parametrize(("name", "streams"), [("efficientnet_b0", 21), ("resnet26d", 4), ("hrnet_w18_small", 9)])
+def test_timm_in_training_with_stochastic_depth(name: str, streams: int) -> None:
+    timm = pytest.importorskip("timm")
+    options = {} if name.startswith("hrnet") else {"drop_path_rate": 0.2}
+    with torch.device("meta"):
+        model = timm.create_model(name, **options).train()
+        found = streams_of(model, torch.zeros(2, 3, 64, 64))
+    assert len(shared_streams(found, Width.FREE)) == len(shared_streams(found, Width.UNKNOWN)) == streams
