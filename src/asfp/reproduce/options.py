@@ -14,12 +14,21 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "soften": ("pruned filters fade instead of going to zero", ("pruning.soften=0.5",)),
     "interval2": ("pruning every 2 epochs", ("pruning.interval=2",)),
     "freeze": ("filters frozen for the last 40 epochs", ("pruning.freeze_epochs=40",)),
+    "freeze140": ("filters frozen after epoch 60", ("pruning.freeze_epochs=140",)),
     "cosine": ("cosine learning rate", ('optimizer.schedule="cosine"',)),
     "distill": ("learns from the dense network", ()),
 }
 """Tag -> what it is, and the settings; `distill` gets the weights of the dense run."""
 
-TOGETHER = (("norm", "soften"), ("cosine", "distill"), ("norm", "cosine", "distill"), ("soften", "cosine", "distill"))
+REVIVED = (("momentum", "freeze"), ("norm", "freeze140"), ("soften", "freeze140"))
+"""What brings filters back, together with an end in which the network can do without those that go."""
+
+TOGETHER = (
+    ("cosine", "distill"),
+    ("freeze140", "cosine", "distill"),
+    ("norm", "freeze140", "cosine", "distill"),
+    ("soften", "freeze140", "cosine", "distill"),
+)
 """Changes to try at once, after each alone; only when asked for."""
 
 ALONE = tuple((tag,) for tag in CHANGES)
@@ -52,10 +61,10 @@ def _rows(model: str, priority: int, seeds: int, optional: bool) -> tuple[Row, .
     return (
         Row((*first.cells[:3], "as the paper"), first.run, first.paper, priority=priority, seeds=seeds),
         *(_row(model, m, "scratch", (), priority, seeds, False) for m in METHODS),
-        *(_row(model, "asfp", "scratch", tags, priority + 1, seeds, optional) for tags in ALONE),
+        *(_row(model, "asfp", "scratch", tags, priority + 1, seeds, optional) for tags in (*ALONE, *REVIVED)),
         *(_row(model, "asfp", "scratch", tags, priority + 2, seeds, True) for tags in TOGETHER),
         *(_row(model, "sfp", "scratch", tags, priority + 2, seeds, True) for tags in ALONE),
-        *(_row(model, "asfp", "pretrained", tags, priority + 3, seeds, True) for tags in (*ALONE, *TOGETHER)),
+        *(_row(model, "asfp", "pretrained", tags, priority + 3, seeds, True) for tags in (*ALONE, *REVIVED, *TOGETHER)),
     )
 
 
