@@ -98,9 +98,15 @@ FAST = [p for p in PAGES if p not in ("start.md", "report.md", "distributed.md")
 @pytest.mark.parametrize("page", FAST)
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    count = run_page(page, tmp_path)
+    count = run_page(page, tmp_path, timings=False)
     expected = any(language in ("python", "console") for language, _, _ in blocks(page))
     assert (count > 0) == expected
+
+
+@pytest.mark.slow
+def test_snippets_that_time_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page("choosing.md", tmp_path) > run_page("choosing.md", tmp_path, timings=False)
 
 
 def test_snippets_of_a_distributed_run(tmp_path: Path, one_process: None) -> None:
@@ -113,9 +119,8 @@ def test_start_here_and_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install 'asfp[onnx,report]'")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        f"{__name__}.SHORTER", [s for s in SHORTER if s != "data.size=8"]
-    )  # the page's images are 12x12
+    at_12 = [setting for setting in SHORTER if setting != "data.size=8"]  # what the page's code goes on with
+    monkeypatch.setattr(f"{__name__}.SHORTER", at_12)
     assert run_page("start.md", tmp_path, timings) == 8 + timings
     assert (tmp_path / "report.html").stat().st_size > 4_000_000
     assert (tmp_path / "compact.onnx").exists()

@@ -10,6 +10,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -176,9 +177,10 @@ def test_figures_come_as_png_and_svg_and_are_the_same_again(runs: Path, tmp_path
     assert names == {f"{key}.{suffix}" for key in keys for suffix in ("png", "svg")}
     for file in (tmp_path / "a").glob("*.png"):
         assert file.read_bytes().startswith(b"\x89PNG")
-    write_figures(content, tmp_path / "b")
-    for file in (tmp_path / "a").glob("*.svg"):
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    again = write_figures(replace(content, charts=content.charts[:2], streams=()), tmp_path / "b")
+    for file in again:
+        if file.suffix == ".svg":
+            assert file.read_bytes() == (tmp_path / "a" / file.name).read_bytes()
 
 
 @pytest.mark.slow  # times all engines

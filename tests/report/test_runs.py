@@ -84,6 +84,19 @@ def test_runs_that_differ_in_one_setting_make_an_ablation(runs: Path) -> None:
     assert [d.error is None for d in dots] == [False, True]
 
 
+def test_the_papers_points_stand_beside_its_networks(copied: Copy) -> None:
+    folder = copied("asfp-0")
+    record = json.loads((folder / "record.json").read_text())
+    assert all(not getattr(s, "hollow", False) for c in gather([folder]).charts for p in c.panels for s in p.series)
+    record["config"]["model"]["name"], record["config"]["data"]["name"] = "resnet56", "cifar10"
+    (folder / "record.json").write_text(json.dumps(record))
+    (panel,) = next(c for c in gather([folder]).charts if c.key == "macs").panels
+    ours, *paper = [s for s in panel.series if isinstance(s, Dots)]
+    assert ours.x == [pytest.approx(100 * (1 - record["compact"]["macs"] / record["compact"]["macs_dense"]))]
+    assert [s.hollow for s in paper] == [True, True]
+    assert sorted(y for s in paper for y in s.y) == [92.26, 92.44, 93.12, 93.35, 93.59]
+
+
 def test_heat_cells_tell_kept_zeroed_dead_and_back(runs: Path) -> None:
     run = read_run(runs / "asfp-0")
     heat = filter_heat(run, "run", 0, 10**6)
