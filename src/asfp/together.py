@@ -63,6 +63,7 @@ class Together:
         self._readers = [(layer.name, self._writers_of(ids)) for layer, ids in selected.readers]
         self._tables: dict[torch.device, tuple[Tensor, list[Tensor]]] = {}
         self._kept = self._align() if align > 1 else []
+        self._goal = self.counts(1.0)
 
     def _find_joint(self, selection: str) -> list[int]:
         """The layers that choose together with others."""
@@ -101,7 +102,7 @@ class Together:
         counts = self._split([self._count(i, layer, share) for i, layer in enumerate(self.layers)])
         if share >= 1.0 or not self._groups:
             return counts
-        return [min(pair) for pair in zip(counts, self.counts(1.0), strict=True)]
+        return [min(pair) for pair in zip(counts, self._goal, strict=True)]
 
     def per_layer(self, counts: Sequence[int]) -> list[int]:
         """For each layer, how many of its filters that makes."""
