@@ -85,13 +85,17 @@ def compact(
     output: Annotated[Path, typer.Option("--output", "-o", help="The compact model, a .safetensors file.")],
     num_classes: Annotated[int | None, typer.Option(help="Classes, where they are not the model's default.")] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
+    layout: Annotated[str, typer.Option(help="Of residual additions: least (MACs), auto, zeros.")] = "least",
+    tune: Annotated[str | None, typer.Option(help="Time layouts on this engine, e.g. openvino; take the best.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Show every layer.")] = False,
 ) -> None:
     """Cut the zero filters out of a trained model: smaller, exactly the same function, checked."""
     from asfp.compaction.command import compact_checkpoint
 
     options = {} if num_classes is None else {"num_classes": num_classes}
-    typer.echo(compact_checkpoint(checkpoint, output, model, size=size, table=table, **options))
+    typer.echo(
+        compact_checkpoint(checkpoint, output, model, size=size, layout=layout, tune=tune, table=table, **options)
+    )
 
 
 @app.command()
@@ -100,14 +104,35 @@ def measure(
     rate: Annotated[float | None, typer.Option(help="Share of the filters to prune, between 0 and 1.")] = None,
     selection: Annotated[str | None, typer.Option(help="independent (the default), nested or coupled.")] = None,
     align: Annotated[int | None, typer.Option(help="Keep multiples of so many filters. [default: 1]")] = None,
+    target_macs: Annotated[float | None, typer.Option(help="Find the rate that leaves this share of the MACs.")] = None,
+    target_latency: Annotated[
+        float | None, typer.Option(help="Find the rate that leaves this share of the time.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="For --target-latency: torch, onnxruntime or openvino.")] = None,
     preset: Annotated[str | None, typer.Option(help="Layers of a published model: pfec, for vgg16.")] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Show each layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Multiply-adds and parameters: dense, pruned by the paper's count, and of the real compact model."""
-    from asfp.measurement.command import measure_source
+    from asfp.measurement.command import find_target, measure_source
 
+    if target_macs is not None or target_latency is not None or engine is not None:
+        if rate is not None or preset is not None or layers:
+            raise AsfpError("a target stands in the place of --rate, --preset and --layers: leave them out")
+        typer.echo(
+            find_target(
+                model,
+                macs=target_macs,
+                latency=target_latency,
+                engine=engine,
+                selection=selection,
+                align=align,
+                size=size,
+                as_json=as_json,
+            )
+        )
+        return
     typer.echo(
         measure_source(
             model,
