@@ -95,3 +95,36 @@ def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], message: st
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_target_finds_the_rate() -> None:
+    result = call("resnet8", "--target-macs", "0.5", "--selection", "nested", "--align", "4", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["model"] == "resnet8"
+    assert found["met"] is True
+    assert 0.2 < found["rate"] < 0.6
+    assert (found["selection"], found["align"]) == ("nested", 4)
+    timed = call("resnet8", "--target-latency", "0.95", "--engine", "torch")
+    assert timed.exit_code == 0, timed.output
+    assert "of the time on torch" in timed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet8", "--target-macs", "1.5"], "between 0 and 1"),
+        (["resnet8", "--target-macs", "0.5", "--target-latency", "0.5"], "not both"),
+        (["resnet8", "--target-macs", "0.5", "--engine", "torch"], "goes with --target-latency"),
+        (["resnet8", "--engine", "torch"], "--target-latency"),
+        (["resnet8", "--target-macs", "0.5", "--rate", "0.3"], "in the place of --rate"),
+        (["resnet8@0.3", "--target-macs", "0.5"], "has a rate already"),
+        (["resnet8", "--target-latency", "0.5", "--engine", "tensorrt"], "latencies are predicted for"),
+        (["resnet8", "--target-macs", "0.5", "--align", "0"], "align"),
+        (["resnet8@0.3:zeros"], "leave out :zeros"),
+    ],
+)
+def test_targets_that_make_no_sense(arguments: list[str], message: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output

@@ -38,10 +38,21 @@ def test_compact_writes_a_smaller_equal_model(checkpoint: Path) -> None:
     assert sum(p.numel() for p in small.parameters()) < 0.5 * sum(p.numel() for p in dense.parameters())
 
 
+@pytest.mark.parametrize("how", [["--layout", "zeros"], ["--tune", "torch"]], ids=str)
+def test_the_layout_is_chosen_or_measured_and_kept_in_the_file(checkpoint: Path, how: list[str]) -> None:
+    out = checkpoint.with_name("small.safetensors")
+    arguments = ["compact", str(checkpoint), "-o", str(out), "--model", "resnet8", "--num-classes", "7", *how]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert asfp.load(out).plan.layout.endswith(how[1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"checkpoint": "nowhere.pt"}, "there is no file"),
+        ({"--layout": "zeroes"}, "Did you mean zeros"),
+        ({"--tune": "tensorrt"}, "is no engine"),
         ({"--model": "resnet9"}, "resnet"),
         ({"--num-classes": "10"}, "do not fit"),
         ({"--output": "small.onnx"}, "a compact model is a .safetensors file"),
