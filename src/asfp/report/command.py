@@ -57,6 +57,8 @@ def time_run(run: Run, repeats: int = 30) -> None:
     from asfp.bench import Setting, bench_models, engines_present
     from asfp.report.layers import dense_model
 
+    if run.method == "none":
+        return  # it is what the others are timed beside
     if not run.path.is_dir() or COMPACT not in run.sizes:
         print(f"Note: {run.path}: there is no {COMPACT} to time", file=sys.stderr)
         return

@@ -124,3 +124,12 @@ def _word(value: object) -> str:
 def _unique(labels: Sequence[str], index: int) -> str:
     same = [i for i, label in enumerate(labels) if label == labels[index]]
     return labels[index] if len(same) == 1 else f"{labels[index]} #{same.index(index) + 1}"
+
+
+def matching_dense(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The dense runs on the same network, data and epochs, if there are any."""
+    keys = ("epochs", "model.name", "data.name", "data.size")
+    for other in groups:
+        if other.dense and all(other.settings.get(k) == group.settings.get(k) for k in keys):
+            return other
+    return None

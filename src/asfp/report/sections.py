@@ -10,7 +10,8 @@ from asfp.report.chart import Chart, Heat
 from asfp.report.content import Content
 from asfp.report.layers import LayerRow
 from asfp.report.notices import Notice
-from asfp.report.summary import MINUS, NONE, Headline, short
+from asfp.report.result import result_section, section
+from asfp.report.summary import NONE, short
 from asfp.report.values import flat
 
 _ = escape
@@ -29,7 +30,7 @@ def body(content: Content) -> str:
     charts = {chart.key: chart for chart in content.charts}
     sections = [
         _notices(content.notices),
-        _headline(content),
+        result_section(content),
         _curves([charts[k] for k in ("accuracy", "around", "training") if k in charts]),
         _chart(charts.get("schedule")),
         _filters(content.filters, charts.get("regrowth")),
@@ -55,86 +56,16 @@ def _top(content: Content) -> str:
 <button type="button" id="theme" aria-label="Switch between light and dark">Dark</button></header>{bar}"""
 
 
-def _section(key: str, title: str, inner: str, lead: str = "", style: str = "") -> str:
-    lead = f'<p class="soft">{lead}</p>' if lead else ""
-    kind = f' class="{style}"' if style else ""
-    return f'<section{kind} aria-labelledby="h-{key}"><h2 id="h-{key}">{title}</h2>{lead}{inner}</section>'
-
-
 def _notices(notices: Sequence[Notice]) -> str:
     if not notices:
         return ""
     items = "".join(f"<li>{_notice(notice)}</li>" for notice in notices)
-    return _section("notices", "What is missing", f"<ul>{items}</ul>", style="notices")
+    return section("notices", "What is missing", f"<ul>{items}</ul>", style="notices")
 
 
 def _notice(notice: Notice) -> str:
     where = ", ".join(f"<code>{_(place)}</code>" for place in notice.places)
     return f"{where}: {_(notice.text)}" if where else _(notice.text)
-
-
-def _headline(content: Content) -> str:
-    if not content.headlines:
-        return ""
-    verdicts = "".join(
-        f'<li><span class="swatch" data-colour="{h.colour}"></span><span><strong>{_(h.label)}</strong> {_(h.verdict)}'
-        "</span></li>"
-        for h in content.headlines
-    )
-    pruned = [h for h, g in zip(content.headlines, content.groups, strict=True) if not g.dense]
-    cards = _cards(pruned[0]) if len(pruned) == 1 else ""
-    return _section("result", "Result", f'<ul class="verdicts">{verdicts}</ul>{cards}{_table(content.headlines)}')
-
-
-def _cards(headline: Headline) -> str:
-    named = [
-        ("Accuracy with the zeros in", headline.masked),
-        ("Accuracy, compact", headline.compact),
-        ("Against dense", headline.difference),
-        ("Multiply-adds", headline.macs),
-        ("Parameters", headline.parameters),
-        ("File", headline.size),
-        *((f"Time saved: {text.partition(': ')[0]}", text.partition(": ")[2]) for text in headline.latency),
-    ]
-    cards = "".join(_card(name, text) for name, text in named if text != NONE)
-    return f'<dl class="cards">{cards}</dl>' if cards else ""
-
-
-def _card(name: str, text: str) -> str:
-    main, bracket, rest = text.partition(" (")
-    if bracket and rest.startswith(MINUS):
-        inside, _close, after = rest.partition(")")
-        big, small = inside, f"{main}{after}"
-    else:
-        big, small = main, f"({rest}" if bracket else ""
-        before, arrow, after = main.partition(" → ")
-        big, small = (after, f"from {before}") if arrow and not bracket else (big, small)
-    detail = f"<small>{_(small)}</small>" if small else ""
-    return f'<div class="card"><dt>{_(name)}</dt><dd>{_(big)}{detail}</dd></div>'
-
-
-def _table(headlines: Sequence[Headline]) -> str:
-    rows = {h.label: h.cells() for h in headlines}
-    names = [n for n in next(iter(rows.values())) if any(cells[n] != NONE for cells in rows.values())]
-    if all(cells["runs"] == "1 seed" for cells in rows.values()):
-        names.remove("runs")
-    head = "".join(f'<th scope="col">{_(name)}</th>' for name in names)
-    lines = "".join(
-        f'<tr><th scope="row"><span class="swatch" data-colour="{h.colour}"></span> {_(h.label)}</th>'
-        + "".join(f'<td data-name="{_(name)}">{_lines(rows[h.label][name])}</td>' for name in names)
-        + "</tr>"
-        for h in headlines
-    )
-    caption = "on the test images after the last pruning, never of the best epoch; ± is one standard deviation."
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Results"><table class="results">'
-        f"<caption>Accuracies are measured {caption}</caption>"
-        f'<thead><tr><th scope="col">run</th>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-    )
-
-
-def _lines(text: str) -> str:
-    return _(text).replace(" %", "&nbsp;%").replace("\n", "<br>")
 
 
 def _figures(chart: Chart) -> str:
@@ -149,7 +80,7 @@ def _figures(chart: Chart) -> str:
 
 
 def _chart(chart: Chart | None) -> str:
-    return "" if chart is None else _section(chart.key, _(chart.title), _figures(chart))
+    return "" if chart is None else section(chart.key, _(chart.title), _figures(chart))
 
 
 def _curves(charts: Sequence[Chart]) -> str:
@@ -174,7 +105,7 @@ again</li><li><span class="swatch" style="--c:var(--back)"></span>back: zeroed b
     if not inner:
         return ""
     lead = "Each row is a filter, each column an epoch: its norm before the pruning, and what the pruning did to it."
-    return _section("filters", "Filters that die and come back", inner, lead if heats else "")
+    return section("filters", "Filters that die and come back", inner, lead if heats else "")
 
 
 def _heat(heat: Heat, kind: str) -> str:
@@ -204,7 +135,7 @@ def _streams(heats: Sequence[Heat]) -> str:
         "A residual stream is a sum: each row is a layer that adds to it, each column a channel. A filled cell is a "
         "channel that the layer writes; the others were zeroed and add at most a constant."
     )
-    return _section("streams", "Who writes which channel", "".join(runs), lead)
+    return section("streams", "Who writes which channel", "".join(runs), lead)
 
 
 def _layers(layers: Sequence[tuple[str, tuple[LayerRow, ...]]]) -> str:
@@ -218,7 +149,7 @@ def _layers(layers: Sequence[tuple[str, tuple[LayerRow, ...]]]) -> str:
             f'<div class="scroll" tabindex="0" role="region" aria-label="Layers of {_(label)}">{_rows(rows)}</div>'
             "</details>"
         )
-    return _section("layers", "Layers before and after", "".join(tables))
+    return section("layers", "Layers before and after", "".join(tables))
 
 
 def _rows(rows: Sequence[LayerRow]) -> str:
@@ -269,7 +200,7 @@ def _settings(content: Content) -> str:
         )
     paths = "".join(f"<li><code>{_(str(run.path))}</code></li>" for run in content.runs)
     inner.append(f'<details id="facts-files"><summary>Files read</summary><ul>{paths}</ul></details>')
-    return _section("settings", "How it was made", "".join(inner))
+    return section("settings", "How it was made", "".join(inner))
 
 
 def _matrix(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asfp.report.groups import Group
+from asfp.report.groups import Group, matching_dense
 from asfp.report.runs import COMPACT, DENSE
+from asfp.report.timings import Timing
 from asfp.report.values import mean_and_deviation
 
 NONE, MINUS = "\u2013", "\u2212"
@@ -26,7 +27,8 @@ class Headline:
     macs: str
     parameters: str
     size: str
-    latency: tuple[str, ...]
+    times: tuple[Timing, ...]
+    """Of the compact network, by engine."""
     verified: str
     verdict: str
 
@@ -41,7 +43,6 @@ class Headline:
             "MACs": self.macs,
             "parameters": self.parameters,
             "file": self.size,
-            "time saved": "\n".join(self.latency) or NONE,
             "check": self.verified,
         }
 
@@ -52,16 +53,7 @@ def headlines(groups: Sequence[Group]) -> list[Headline]:
     >>> headlines([])
     []
     """
-    return [_headline(group, _dense(group, groups)) for group in groups]
-
-
-def _dense(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The dense runs on the same network, data and epochs, if there are any."""
-    keys = ("epochs", "model.name", "data.name", "data.size")
-    for other in groups:
-        if other.dense and all(other.settings.get(k) == group.settings.get(k) for k in keys):
-            return other
-    return None
+    return [_headline(group, matching_dense(group, groups)) for group in groups]
 
 
 def _headline(group: Group, dense: Group | None) -> Headline:
@@ -79,7 +71,7 @@ def _headline(group: Group, dense: Group | None) -> Headline:
         macs=_smaller(group, "macs", "macs_dense"),
         parameters=_smaller(group, "parameters", "parameters_dense"),
         size=_size(group),
-        latency=_latency(group),
+        times=_times(group),
         verified=_verified(group),
         verdict=_verdict(group, against),
     )
@@ -131,19 +123,29 @@ def _size(group: Group) -> str:
     return f"{short(sizes[DENSE])}B → {after}" if DENSE in sizes and not group.dense else after
 
 
-def _latency(group: Group) -> tuple[str, ...]:
-    """A line an engine, of the first run that was timed."""
-    timed = next((run for run in group.runs if run.timings), None)
-    if timed is None:
-        return ()
-    lines = []
-    for timing in timed.timings:
-        if timing.saved_percent is None:
-            continue
-        interval = f" ({timing.interval[0]:.1f} to {timing.interval[1]:.1f})" if timing.interval else ""
-        doubt = ", too noisy to conclude" if timing.doubt else ""
-        lines.append(f"{timing.setting}: {timing.saved_percent:.1f} %{interval}, {timing.latency_ms:.3g} ms{doubt}")
-    return tuple(lines)
+def _times(group: Group) -> tuple[Timing, ...]:
+    """Of the first pruned run that was timed."""
+    timed = next((run for run in group.runs if run.timings and not group.dense), None)
+    return tuple(t for t in timed.timings if t.saved_percent is not None) if timed is not None else ()
+
+
+def time_cells(timing: Timing) -> dict[str, str]:
+    """Column -> words, for a table of times.
+
+    >>> time_cells(Timing("compact", "torch", "torch, cpu", 2.0, -5.0, (-7.0, -3.0)))["time saved"]
+    '\u22125.0 %'
+    """
+    interval = NONE if timing.interval is None else f"{timing.interval[0]:.1f} to {timing.interval[1]:.1f} %"
+    cells = {
+        "engine": timing.setting,
+        "compact": f"{timing.latency_ms:.3g} ms",
+        "time saved": f"{timing.saved_percent:.1f} %",
+        "95 % interval": interval,
+        "note": timing.doubt or NONE,
+    }
+    return {
+        key: cell.replace("-", MINUS) if key in ("time saved", "95 % interval") else cell for key, cell in cells.items()
+    }
 
 
 def _verified(group: Group) -> str:

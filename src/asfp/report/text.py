@@ -11,7 +11,7 @@ from rich.text import Text
 
 from asfp.report.content import Content
 from asfp.report.layers import LayerRow
-from asfp.report.summary import NONE, Headline, short
+from asfp.report.summary import NONE, Headline, short, time_cells
 from asfp.schedule import AsymptoticSchedule
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -34,6 +34,8 @@ def as_text(content: Content, width: int = 100) -> RenderableType:
     if content.headlines:
         table = _headlines(content.headlines)
         parts += [Text(), table]
+    if any(h.times for h in content.headlines):
+        parts += [Text(), _times(content.headlines)]
     for label, rows in content.layers:
         parts += [Text(), _layers(label, rows)]
     parts += [Text(f"! {notice}", style="yellow") for notice in content.notices]
@@ -50,6 +52,16 @@ def _headlines(headlines: Sequence[Headline]) -> Table:
     for name in rows[0]:
         if any(row[name] != NONE for row in rows):
             table.add_row(name, *(Text(row[name]) for row in rows))
+    return table
+
+
+def _times(headlines: Sequence[Headline]) -> Table:
+    table = Table(title="Time, in turns with the dense network", title_justify="left", title_style="dim")
+    rows = [(h.label, time_cells(timing)) for h in headlines for timing in h.times]
+    for name in ("run", *rows[0][1]):
+        table.add_column(name)
+    for label, cells in rows:
+        table.add_row(Text(label), *(Text(cell) for cell in cells.values()))
     return table
 
 

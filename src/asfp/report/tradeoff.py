@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from asfp.report.chart import Chart, Dots, Line, Panel
-from asfp.report.groups import METHODS, Group
+from asfp.report.groups import METHODS, Group, matching_dense
 from asfp.report.paper import printed
 from asfp.report.values import dig, mean_and_deviation, number
 
@@ -72,33 +72,29 @@ def _paper(group: Group) -> list[Dots]:
 
 
 def _against_latency(groups: Sequence[Group]) -> Chart:
-    """A panel a network and setting; the dense network's time is the first row of each run's own measurement."""
+    """A panel a network and setting: each pruned run, and the dense network as it was timed in turns with it."""
     found: dict[tuple[str, str], list[Dots]] = {}
     words = []
-    for group in groups:
+    for group in [g for g in groups if not g.dense]:
+        dense = matching_dense(group, groups)
         for run in group.runs:
-            accuracy = run.accuracy
             for timing in run.timings:
-                if accuracy is None or (timing.saved_percent is None) is not group.dense:
+                compact = timing.saved_percent is not None
+                accuracy = run.accuracy if compact else dense.mean("accuracy") if dense is not None else None
+                if accuracy is None:
                     continue
-                text = f"{run.label}: {100 * accuracy:.2f} % in {timing.latency_ms:.3g} ms"
-                if timing.saved_percent is not None:
-                    text += f", {timing.saved_percent:.1f} % less time than dense beside it"
+                who, colour = (run.label, group.colour) if compact else (f"dense beside {run.label}", 0)
+                text = f"{who}: {100 * accuracy:.2f} % in {timing.latency_ms:.3g} ms"
                 words.append(f"{text} ({timing.setting})")
-                dots = Dots(group.label, [timing.latency_ms], [100 * accuracy], [text], group.colour)
+                dots = Dots(group.label if compact else "dense", [timing.latency_ms], [100 * accuracy], [text], colour)
                 found.setdefault((group.network, timing.setting), []).append(dots)
     panels = tuple(
         Panel(f"{network}: {setting}", "latency, ms", "test accuracy, %", tuple(dots))
         for (network, setting), dots in found.items()
     )
     alt = f"Test accuracy against measured latency. {'; '.join(words)}."
-    return Chart(
-        "latency",
-        "Accuracy against latency",
-        alt,
-        panels,
-        "Measured by asfp bench, interleaved with the dense network.",
-    )
+    note = "Dense and pruned were timed in turns. Points of different runs may come from different days and machines."
+    return Chart("latency", "Accuracy against latency", alt, panels, note)
 
 
 def _ablations(groups: Sequence[Group]) -> Chart:
