@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import asfp
 from asfp.compaction import apply
-from asfp.compaction.layers import Pick, Surround, Widen
+from asfp.compaction.layers import BorderBias, Pick, Surround, Widen
 from asfp.compaction.layout import LAYOUTS, Prices, is_run, order_of
 from asfp.errors import AsfpError
 
@@ -164,3 +166,29 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(AsfpError, match="is no engine"):
         asfp.compact(model, example, tune="opnvino")
     assert asfp.compact(model, example, layout=Prices(1.0, 1.0)).plan.macs_after < 40_000_000
+
+
+def test_a_border_that_was_kept_follows_sizes_weights_and_modes() -> None:
+    torch.manual_seed(0)
+    kernel = torch.randn(4, 3, 3, dtype=torch.float64)
+    border = BorderBias(kernel, (1, 1), (1, 1), (1, 1))
+
+    def added(side: int) -> Tensor:
+        return border(torch.zeros(1, 4, side, side, dtype=torch.float64), torch.zeros(1, 2, side, side))
+
+    with torch.no_grad():
+        first = added(5)
+        assert torch.equal(added(5), first)
+        assert added(7).shape == (1, 4, 7, 7)
+        assert torch.equal(added(5), first)
+        border.integral.mul_(2)
+        assert torch.equal(added(5), 2 * first)
+        border.load_state_dict({"integral": border.integral / 2})
+        assert torch.equal(added(5), first)
+    with torch.inference_mode():
+        assert torch.equal(added(5), first)
+    assert torch.equal(added(5), first)
+    twin = copy.deepcopy(border).float()
+    with torch.no_grad():
+        assert twin(torch.zeros(1, 4, 5, 5), torch.zeros(1, 2, 5, 5)).dtype == torch.float32
+    assert pickle.loads(pickle.dumps(border))._kept == (None, None)
