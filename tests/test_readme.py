@@ -30,6 +30,17 @@ def names_of_a_training_loop() -> dict[str, Any]:
     return {"model": model, "epochs": 3, "train_one_epoch": train_one_epoch, "example_inputs": images[:1]}
 
 
+@pytest.mark.parametrize(
+    ("page", "record"),
+    [("README.md", "speedup/cpu-batch1-fp32.md"), ("docs/choosing.md", "speed/cpu-batch1-fp32.md")],
+)
+def test_times_are_those_of_the_record(page: str, record: str) -> None:
+    root = Path(__file__).parent.parent
+    table = re.findall(r"^\|.*$", (root / "results" / record).read_text(), flags=re.MULTILINE)
+    assert len(table) > 3
+    assert "\n".join(table) in (root / page).read_text()
+
+
 def test_the_first_screen_shows_the_loop_and_the_commands() -> None:
     screen = "\n".join(README.splitlines()[:40])
     assert BLOCKS[0] in screen

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import assert_equal, zero_filters
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import asfp
 from asfp.compaction import apply
@@ -188,7 +189,11 @@ def test_a_border_that_was_kept_follows_sizes_weights_and_modes() -> None:
     with torch.inference_mode():
         assert torch.equal(added(5), first)
     assert torch.equal(added(5), first)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        assert added(9).shape == (1, 4, 9, 9)
+    with torch.no_grad():
+        assert type(added(9)) is Tensor
     twin = copy.deepcopy(border).float()
     with torch.no_grad():
         assert twin(torch.zeros(1, 4, 5, 5), torch.zeros(1, 2, 5, 5)).dtype == torch.float32
-    assert pickle.loads(pickle.dumps(border))._kept == (None, None)
+    assert pickle.loads(pickle.dumps(border))._kept == (None, None, None)

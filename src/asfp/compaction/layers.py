@@ -27,21 +27,23 @@ class BorderBias(nn.Module):
             kernel = torch.cat([zero, kernel.cumsum(axis)], axis)
         self.register_buffer("integral", kernel)
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        self._kept: tuple[object, Tensor | None] = (None, None)
+        self._kept: tuple[Tensor | None, object, Tensor | None] = (None, None, None)
 
     def forward(self, output: Tensor, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.integral.is_inference():
+        traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+        real = all(type(t) is Tensor for t in (output, input, self.integral))  # not a fake one, nor any other kind
+        if torch.is_grad_enabled() or traced or not real or self.integral.is_inference():
             return output + self.contribution(output, input)
-        dims, integral = len(self.stride), self.integral
-        key = output.shape[-dims:], input.shape[-dims:], integral.dtype, integral.data_ptr(), integral._version
-        known, bias = self._kept
-        if bias is None or known != key or bias.device != integral.device:
+        dims = len(self.stride)
+        key = output.shape[-dims:], input.shape[-dims:], self.integral._version
+        integral, known, bias = self._kept
+        if bias is None or integral is not self.integral or known != key:
             bias = self.contribution(output, input)
-            self._kept = key, bias
+            self._kept = self.integral, key, bias
         return output + bias
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": (None, None)}
+        return {**self.__dict__, "_kept": (None, None, None)}
 
     def contribution(self, output: Tensor, input: Tensor) -> Tensor:
         bias = self.integral
