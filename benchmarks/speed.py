@@ -7,8 +7,8 @@
 Rows: dense; independent, nested and coupled selection; and Torch-Pruning with its `round_to`, where it is installed.
 Independent and nested are pruned by 30 %; coupled ones, which lose more MACs at the same rate, by the rate that
 leaves the MACs of independent pruning. `best` takes the fastest engine for dense and for compact each. Weights are
-random: batch norms that have not been trained make no constants, as in networks trained with weight decay, whose
-constants fade away.
+random. Fresh batch norms make no constants of zero filters; with `--constants` every one does, and the compact networks
+pay for folding them, as `NAME@RATE` does in `asfp bench`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, 
 def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.Module]:
     torch.manual_seed(0)
     dense = asfp.create_model(f"torchvision:{name}").eval()
+    if options.constants:
+        with torch.no_grad():
+            for module in dense.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.bias.uniform_(-0.2, 0.2)
     layout = options.layout
     found: dict[str, nn.Module] = {"dense": dense}
     plain = ours(dense, x, options.rate, "independent", 1, "least")
@@ -114,6 +119,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.3)
     parser.add_argument("--align", type=int, action="append", help="may be repeated [32]")
     parser.add_argument("--layout", default=None, help="[auto on a CPU, zeros on a GPU]")
+    parser.add_argument("--constants", action="store_true", help="batch norms with shifts, so that zero filters show")
     parser.add_argument("--engine", action="append")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -153,6 +159,7 @@ def main() -> None:
     stem = "-".join(
         [options.device, f"batch{options.batch}", options.precision, *(engines if len(engines) == 1 else [])]
     )
+    stem += "-constants" * options.constants
     (options.output / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (options.output / f"{stem}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"written to {options.output}/{stem}.json and .md")

@@ -1,7 +1,8 @@
 """The paper's Table IV on this machine: MACs saved, and time saved by engine, for networks pruned by 30 %.
 
-Every network and its compact twin are timed in one interleaved run. Weights are random: they change nothing about the
-time, only which filters go. Prints the table and writes it, with the record of all runs, into a folder.
+Every network and its compact twin are timed in one interleaved run. Weights are random, with a shift in every batch
+norm, so that every compact network has constants to fold. Prints the table and writes it, with the record of all runs,
+into a folder.
 
     python benchmarks/speedup.py                                        # CPU: torch, ONNX Runtime, OpenVINO; batch 1
     python benchmarks/speedup.py --device cuda --engine torch --batch 64

@@ -32,7 +32,11 @@ def names_of_a_training_loop() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("page", "record"),
-    [("README.md", "speedup/cpu-batch1-fp32.md"), ("docs/choosing.md", "speed/cpu-batch1-fp32.md")],
+    [
+        ("README.md", "speedup/cpu-batch1-fp32.md"),
+        ("docs/choosing.md", "speed/cpu-batch1-fp32.md"),
+        ("docs/choosing.md", "speed/cpu-batch1-fp32-constants.md"),
+    ],
 )
 def test_times_are_those_of_the_record(page: str, record: str) -> None:
     root = Path(__file__).parent.parent

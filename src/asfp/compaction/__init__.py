@@ -97,7 +97,7 @@ def compact(
         return result, out
 
     if tune is not None:
-        name, _ = fastest(lambda p: build(p, "")[0].eval(), lambda m: m.plan.shape, example_inputs, tune, TUNE_REPEATS)
+        name = fastest(lambda p: build(p, "")[0].eval(), lambda m: m.plan.shape, example_inputs, tune, TUNE_REPEATS)
         prices, layout = candidates()[name], f"{name}, measured on {tune}"
     result, out = build(prices, layout if isinstance(layout, str) else str(layout))
     if check:

@@ -38,7 +38,7 @@ class Analysis:
         for op in self.ops:
             self.rules[op.node] = rule_for(op, shared.get(str(op.node.target)))
             self._forward(op)
-        self.streams = Streams(self, reorder=True)
+        self.streams = Streams(self)
         for op in reversed(self.ops):
             self._backward(op)
 

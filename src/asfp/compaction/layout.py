@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prices:
-    """What one element of the wide tensor costs beyond a plain addition, in multiply-adds of a convolution.
-
-    Measured for OpenVINO and ONNX Runtime on a CPU with AVX-512, batch 1: gathering takes as long as 80 to 180
-    multiply-adds, padding as 25 to 40.
-    """
+    """What one element of the wide tensor costs beyond a plain addition, in multiply-adds of a convolution."""
 
     gather: float
     pad: float
@@ -45,8 +41,8 @@ LAYOUTS = {
     "auto": Prices(130.0, 30.0),
     "zeros": Prices(math.inf, math.inf),
 }
-"""least: fewest multiply-adds, never a zero left in; auto: by the prices above; zeros: no gather and no padding where
-zero filters can stay instead, for GPUs."""
+"""least: fewest multiply-adds, never a zero left in; auto: by rough prices for ONNX Runtime and OpenVINO on a CPU, in
+whose place `tune` measures; zeros: no gather and no padding where zero filters can stay instead, for GPUs."""
 
 ALONG: tuple[type[Rule], ...] = (Identity, Pointwise, PReLU, Normalise, Spatial, Border)
 """Rules that pass each channel on under its own number."""
@@ -107,12 +103,12 @@ class Streams:
     A stream keeps its natural order where something that reads it needs that order, or where no addition gains.
     """
 
-    def __init__(self, state: Analysis, *, reorder: bool) -> None:
+    def __init__(self, state: Analysis) -> None:
         self.state = state
         self.parent: dict[fx.Node, fx.Node] = {}
         self.ranks: dict[fx.Node, Labels] = {}
         self.ops = {op.node: op for op in state.ops}
-        if not state.facts.recall("streams", "reorder", lambda: reorder):
+        if not state.facts.recall("streams", "reorder", lambda: True):  # an older plan's natural order
             return
         for op in state.ops:
             for node in self._joined(op):

@@ -30,14 +30,14 @@ def candidates() -> dict[str, Prices]:
 
 def fastest(
     build: Callable[[Prices], Module], alike: Callable[[Module], object], example: Example, engine: str, repeats: int
-) -> tuple[str, Module]:
-    """Build the model by each of the prices, time them side by side on the engine, and return the fastest.
+) -> str:
+    """Build the model by each of the prices, time them side by side on the engine, and name the fastest.
 
     Models that come out the same, as `alike` tells, are timed once.
 
     >>> widths = {0.0: 8, 30.0: 64}
     >>> make = lambda prices: nn.Conv2d(3, widths.get(prices.pad, 128), 3)
-    >>> fastest(make, lambda conv: conv.out_channels, torch.zeros(1, 3, 64, 64), "torch", 5)[0]
+    >>> fastest(make, lambda conv: conv.out_channels, torch.zeros(1, 3, 64, 64), "torch", 5)
     'least'
     """
     from asfp.bench import ENGINES, Setting, bench_models
@@ -57,9 +57,8 @@ def fastest(
             seen.add(alike(model))
             models[name] = model
     if len(models) == 1:
-        return next(iter(models.items()))
+        return next(iter(models))
     x = args[0]
     setting = Setting(engine, batch=len(x), device=x.device.type, threads=torch.get_num_threads())
     rows = bench_models(models, x, [setting], repeats=repeats).rows
-    best = min(rows, key=lambda row: row.times.median).model
-    return best, models[best]
+    return min(rows, key=lambda row: row.times.median).model

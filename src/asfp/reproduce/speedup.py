@@ -30,7 +30,7 @@ def speedup_sheet(results: Path) -> Sheet:
     'Nothing recorded yet: python benchmarks/speedup.py'
     """
     rows = [row for path in sorted((results / "speedup").glob("*.json")) for row in _rows(path)]
-    notes = ["The paper: one GTX 1080 (Ti), batch 64. Weights are random: they change nothing about the time."]
+    notes = ["The paper: one GTX 1080 (Ti), batch 64. Weights are random; every compact network has constants to fold."]
     if any(row[6].endswith("*") for row in rows):
         notes.append("A star: too noisy to conclude.")
     if not rows:
