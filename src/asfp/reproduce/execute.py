@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from asfp.errors import AsfpError
 from asfp.reproduce.plan import Planned
 from asfp.reproduce.records import collect, read_record
 from asfp.train.journal import METRICS
 from asfp.train.record import RECORD
+from asfp.train.stopping import stop_signals
 
 LOG = "train.log"
 GRACE_S = 120.0  # for the checkpoint; a process that is still there after it is killed
@@ -78,7 +77,7 @@ def execute(
     outcome, begin, told = Outcome(), clock(), clock()
     waiting = [planned for planned in queue if planned.state not in ("done", "blocked")]
     active: list[_Process] = []
-    with _stop_signals() as stop:
+    with stop_signals(patient=True) as stop:
         try:
             while waiting or active:
                 over = bool(stop) or (budget is not None and clock() - begin >= budget)
@@ -170,23 +169,3 @@ def _stop_all(active: list[_Process], outcome: Outcome, results: Path, say: Call
 def _epochs(folder: Path) -> int:
     file = folder / METRICS
     return len(file.read_text(encoding="utf-8").splitlines()) if file.exists() else 0
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM are put on."""
-    stop: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        stop.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from asfp.train.identity import comparable, settings
 from asfp.train.journal import Journal
 from asfp.train.norms import filter_norms, returned
 from asfp.train.record import RECORD, finish
+from asfp.train.stopping import stop_signals
 
 CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
 
@@ -74,7 +74,7 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     if parts.regrowth is not None:
         parts.regrowth.resume(progress.epoch)
     try:
-        with _stop_signals() as stop:
+        with stop_signals() as stop:
             for epoch in range(progress.epoch + 1, config.epochs + 1):
                 row, norms = _epoch(config, parts, progress, journal, epoch, stop)
                 progress.epoch, progress.step = epoch, 0
@@ -229,28 +229,6 @@ def _numerics() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(deterministic)
         cudnn.benchmark, cudnn.deterministic = before
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """A list that the first SIGINT or SIGTERM is put on; the second one interrupts at once."""
-    stop: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if stop:
-            raise KeyboardInterrupt
-        stop.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where Python takes no handlers
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Clock:

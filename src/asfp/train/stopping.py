@@ -1,0 +1,36 @@
+"""Ctrl-C and SIGTERM as a list to look at, so that work ends where it can be taken up again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def stop_signals(*, patient: bool = False) -> Iterator[list[int]]:
+    """A list that SIGINT and SIGTERM are put on; a second one interrupts at once, unless `patient`.
+
+    >>> with stop_signals() as stop:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop == [signal.SIGTERM]
+    True
+    """
+    stop: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if stop and not patient:
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where Python takes no handlers
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
