@@ -32,10 +32,15 @@ def chain_macs(positions: Sequence[int], kept: Sequence[int]) -> float:
     return float(sum(p * a * b for p, (a, b) in zip(positions, pairwise(widths), strict=True)))
 
 
-@given(chains())
-def test_the_law(chain: tuple[list[int], list[int], list[int], int]) -> None:
+def chain_elements(positions: Sequence[int], kept: Sequence[int]) -> float:
+    return float(sum(p * k for p, k in zip(positions, kept, strict=False)))
+
+
+@given(chains(), st.booleans())
+def test_the_law(chain: tuple[list[int], list[int], list[int], int], traffic: bool) -> None:
     sizes, asked, positions, n = chain
-    kept = align_kept(sizes, asked, n, lambda k: chain_macs(positions, k))
+    elements = (lambda k: chain_elements(positions, k)) if traffic else None
+    kept = align_kept(sizes, asked, n, lambda k: chain_macs(positions, k), elements=elements)
     start, steps = list(asked), [0.0]
     for i, (size, ask, got) in enumerate(zip(sizes, asked, kept, strict=True)):
         assert 1 <= got <= size
@@ -76,6 +81,22 @@ def test_the_way_rises_to_the_goal(size: int, rate: float, n: int, shares: list[
 def kept_of(pruner: SoftPruner, share: float = 1.0) -> dict[str, int]:
     counts = pruner.together.per_layer(pruner.together.counts(share))
     return {layer.name: layer.filters - count for layer, count in zip(pruner.layers, counts, strict=True)}
+
+
+def test_what_writes_much_keeps_the_multiple_below() -> None:
+    """Two layers of 64 with 48 asked for: multiply-adds do not care which of them keeps 32, traffic does."""
+    for elements, expected in ((lambda k: 2000.0 * k[0] + k[1], [32, 64]), (lambda k: k[0] + 2000.0 * k[1], [64, 32])):
+        assert align_kept([64, 64], [48, 48], 32, lambda k: 100_000.0 * (k[0] + k[1]), elements=elements) == expected
+    assert align_kept([64], [48], 32, lambda k: float(k[0]), elements=lambda k: 9.0 * k[0]) == [64]  # none to make up
+
+
+def test_a_stem_is_pruned_before_what_follows_it() -> None:
+    with torch.device("meta"):
+        model = asfp.create_model("torchvision:resnet18")
+        x = torch.zeros(1, 3, 224, 224)
+    kept = kept_of(SoftPruner(model, 0.24, 1, selection="coupled", align=32, example_inputs=x))
+    assert kept["conv1"] == 32
+    assert kept["layer1.0.conv1"] == 64
 
 
 @pytest.mark.parametrize("selection", ["independent", "nested", "coupled"])

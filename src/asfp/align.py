@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+HEAVY = 1.2
+"""A layer writes much if it writes so many times the elements that all do, for its multiply-adds."""
+CLOSE = 0.002
+"""As close to the multiply-adds asked for as a choice by traffic has to leave them."""
+
 
 def align_kept(
     sizes: Sequence[int],
@@ -11,6 +16,7 @@ def align_kept(
     n: int,
     macs: Callable[[Sequence[int]], float],
     inner: Sequence[Sequence[int]] = (),
+    elements: Callable[[Sequence[int]], float] | None = None,
 ) -> list[int]:
     """For each layer a multiple of n next to `asked`, above or below, so that macs(kept) stays close to macs(asked).
 
@@ -20,6 +26,10 @@ def align_kept(
         |macs(kept) - macs(asked)| <= max(largest step / 2, |forced|)
 
     where a step is what one layer's two choices differ by, and forced is the error of the layers without a choice.
+    Time is not multiply-adds alone: with `elements`, what is written to memory, the layers that write much for their
+    multiply-adds (a network's first ones) come before all others and take the multiple below, as long as those
+    others, at the multiple above, can make up for it; where they do not come close, some go back.
+
     A layer has no choice where
 
     - it has n filters or fewer: it is exempt, and keeps what was asked;
@@ -44,9 +54,37 @@ def align_kept(
         return macs([*kept[:i], count, *kept[i + 1 :]])
 
     steps = {i: total(i, pair[-1]) - total(i, pair[0]) for i, pair in enumerate(choices) if len(pair) == 2}
-    for i in sorted(steps, key=lambda i: (-steps[i], i)):
+    order = sorted(steps, key=lambda i: (-steps[i], i))
+    if elements is not None:
+        low, high = ([pair[side] for pair in choices] for side in (0, -1))
+        for i in _heavy(low, high, order, macs, elements):
+            rest = [*high[:i], low[i], *high[i + 1 :]]
+            if macs(rest) >= goal:
+                kept[i], high = low[i], rest
+                order.remove(i)
+    for i in order:
         kept[i] = min(choices[i], key=lambda c: (abs(total(i, c) - goal), abs(c - asked[i]), -c))
+    for i in sorted(steps.keys() - order, key=lambda i: (steps[i], i)):
+        if abs(macs(kept) - goal) > CLOSE * goal:
+            kept[i] = min(choices[i], key=lambda c: abs(total(i, c) - goal))
     return kept
+
+
+def _heavy(
+    low: Sequence[int],
+    high: Sequence[int],
+    layers: Sequence[int],
+    macs: Callable[[Sequence[int]], float],
+    elements: Callable[[Sequence[int]], float],
+) -> list[int]:
+    """The layers that write much for their multiply-adds; the heaviest first."""
+    most, all_written = macs(high), elements(high)
+    shares = {}
+    for i in layers:
+        fewer = [*high[:i], low[i], *high[i + 1 :]]
+        saved = (most - macs(fewer)) * all_written
+        shares[i] = (all_written - elements(fewer)) * most / saved if saved > 0 else 0.0
+    return sorted((i for i in layers if shares[i] > HEAVY), key=lambda i: -shares[i])
 
 
 def count_on_the_way(size: int, kept: int, n: int, share: float) -> int:

@@ -1,4 +1,4 @@
-"""Multiply-adds as a function of how many channels are kept: what pruning would leave, before it is done."""
+"""Multiply-adds and traffic as functions of how many channels are kept: what pruning would leave, before it is done."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Costs:
         n = len(sizes)
         self.sizes = np.asarray(sizes, float)
         self.dense = np.array([call.macs for call in streams.calls], float)
+        self.written = np.array([call.elements for call in streams.calls], float)
         self.read = np.zeros((len(streams.calls), n))
         self.wrote = np.zeros((len(streams.calls), n))
         for row, call in enumerate(streams.calls):
@@ -41,8 +42,14 @@ class Costs:
                 filters = streams.writes[call.name].size if call.name in streams.writes else 1
                 for unit, repeat in written.get(call.name, ()):
                     self.wrote[row, unit] += repeat * sizes[unit] / filters
+        self.narrows = self.read.any(axis=0)
 
     def macs(self, kept: Sequence[float]) -> float:
         """Multiply-adds of all convolutions, for one sample, when so many channels of each unit are kept."""
         gone = 1 - np.asarray(kept, float) / self.sizes
         return float(self.dense @ ((1 - self.read @ gone) * (1 - self.wrote @ gone)))
+
+    def elements(self, kept: Sequence[float]) -> float:
+        """Elements that all convolutions write, for one sample; those added to a wider stream count as all kept."""
+        gone = (1 - np.asarray(kept, float) / self.sizes) * self.narrows
+        return float(self.written @ (1 - self.wrote @ gone))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asfp.compaction.verify import distance
 from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
-from asfp.folding import fold_batch_norms
+from asfp.folding import convolve_borders, fold_batch_norms
 from asfp.trace import Example, as_arguments
 
 TOLERANCE = 1e-4
@@ -49,11 +49,14 @@ class Exported:
         return asdict(self)
 
 
-def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: Example) -> Exported:
+def export_onnx(
+    model: nn.Module, path: str | os.PathLike[str], example_inputs: Example, *, fixed: bool = False
+) -> Exported:
     """Write `model` as an ONNX file that ONNX Runtime runs with the same result, and say how far it is from torch.
 
-    Batch norms are folded. Batch size stays open, and height and width where the model allows. The file is run on
-    random inputs, with other sizes too, before it gets its name; a difference raises VerificationError.
+    Batch norms are folded. Batch size stays open, and height and width where the model allows, unless they are to be
+    `fixed`: the example's. The file is run on random inputs, with other sizes too, before it gets its name; a
+    difference raises VerificationError.
 
     >>> import asfp
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -62,11 +65,15 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: 
     ('batch', 'size')
     """
     needs("onnx", "onnx", "onnxscript", "onnxruntime")
-    return _export(model, path, example_inputs, (".onnx",), _write_onnx, run_onnx)
+    return _export(model, path, example_inputs, (".onnx",), _write_onnx, run_onnx, fixed)
 
 
-def export_openvino(model: nn.Module, path: str | os.PathLike[str], example_inputs: Example) -> Exported:
+def export_openvino(
+    model: nn.Module, path: str | os.PathLike[str], example_inputs: Example, *, fixed: bool = False
+) -> Exported:
     """Write `model` as OpenVINO IR, an .xml and a .bin beside it; otherwise as `export_onnx`.
+
+    `fixed` height and width make compact models faster there: what constant channels give at borders is one constant.
 
     >>> import asfp
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -75,10 +82,12 @@ def export_openvino(model: nn.Module, path: str | os.PathLike[str], example_inpu
     True
     """
     needs("openvino", "openvino", "onnx", "onnxscript")
-    return _export(model, path, example_inputs, (".xml", ".bin"), _write_openvino, run_openvino)
+    return _export(model, path, example_inputs, (".xml", ".bin"), _write_openvino, run_openvino, fixed)
 
 
-def export_pt2(model: nn.Module, path: str | os.PathLike[str], example_inputs: Example) -> Exported:
+def export_pt2(
+    model: nn.Module, path: str | os.PathLike[str], example_inputs: Example, *, fixed: bool = False
+) -> Exported:
     """Write `model` as a torch.export program, which `torch.export.load` reads; otherwise as `export_onnx`.
 
     >>> import asfp
@@ -87,7 +96,7 @@ def export_pt2(model: nn.Module, path: str | os.PathLike[str], example_inputs: E
     ...     asfp.export_pt2(net, f"{folder}/net.pt2", torch.zeros(1, 3, 8, 8)).relative
     0.0
     """
-    return _export(model, path, example_inputs, (".pt2",), _write_pt2, run_pt2)
+    return _export(model, path, example_inputs, (".pt2",), _write_pt2, run_pt2, fixed)
 
 
 # -- the three formats: how a program is written
@@ -121,15 +130,18 @@ def _export(
     suffixes: Sequence[str],
     write: Callable[[Any, Path], None],
     load: Callable[[Path], Runner],
+    fixed: bool,
 ) -> Exported:
     target = _target(path, suffixes[0])
     inputs = _inputs(model, example_inputs)
     reference = copy.deepcopy(model).eval().cpu()
     deployed = fold_batch_norms(reference, inputs)
+    if not (fixed and load is run_openvino):  # which would rather add a constant map
+        deployed = convolve_borders(deployed)
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name
         with quietly():
-            dynamic, worst, relative, cases = _first_that_works(reference, deployed, inputs, part, write, load)
+            dynamic, worst, relative, cases = _first_that_works(reference, deployed, inputs, part, write, load, fixed)
         files = [part.with_suffix(suffix) for suffix in suffixes]
         size = sum(file.stat().st_size for file in files)
         for file in reversed(files):  # the .xml last: with it the pair is there
@@ -144,10 +156,12 @@ def _first_that_works(
     part: Path,
     write: Callable[[Any, Path], None],
     load: Callable[[Path], Runner],
+    fixed: bool,
 ) -> tuple[tuple[str, ...], float, float, int]:
-    """Export with as many open sizes as the model allows: batch, height and width; batch; none."""
+    """Export with as many open sizes as the model allows: batch and, unless it is fixed, size; batch; none."""
     problem: Exception | None = None
-    for dynamic in (("batch", "size"), ("batch",), ()):
+    ways: list[tuple[str, ...]] = [("batch", "size"), ("batch",), ()]
+    for dynamic in ways[fixed:]:
         try:
             write(_program(deployed, inputs, dynamic), part)
             run = load(part)
@@ -238,7 +252,7 @@ def _inputs(model: nn.Module, example_inputs: Example) -> tuple[Tensor, ...]:
     return tuple((torch.cat([x, x]) if one else x).detach().cpu() for x in args)
 
 
-FORMATS: Mapping[str, tuple[str, Callable[[nn.Module, Path, Tensor], Exported]]] = {
+FORMATS: Mapping[str, tuple[str, Callable[..., Exported]]] = {
     "onnx": (".onnx", export_onnx),
     "openvino": (".xml", export_openvino),
     "pt2": (".pt2", export_pt2),
@@ -246,7 +260,11 @@ FORMATS: Mapping[str, tuple[str, Callable[[nn.Module, Path, Tensor], Exported]]]
 
 
 def export_source(
-    text: str, formats: Sequence[str] = ("onnx",), folder: Path = Path(), size: str | None = None
+    text: str,
+    formats: Sequence[str] = ("onnx",),
+    folder: Path = Path(),
+    size: str | None = None,
+    fixed: bool = False,
 ) -> list[Exported]:
     """What `asfp export` does: a model or saved file to files of the same name, one for each format.
 
@@ -267,4 +285,4 @@ def export_source(
     for name in formats:
         _target(folder / f"{stem}{FORMATS[name][0]}", FORMATS[name][0])
     model, example = build(source, size)
-    return [FORMATS[name][1](model, folder / f"{stem}{FORMATS[name][0]}", example) for name in formats]
+    return [FORMATS[name][1](model, folder / f"{stem}{FORMATS[name][0]}", example, fixed=fixed) for name in formats]

@@ -1,12 +1,14 @@
-"""Batch norm folded into the layer in front of it, for deployment: one layer less, the same function."""
+"""For deployment: batch norms folded into the layers in front of them, border corrections as convolutions of ones."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
@@ -18,6 +20,7 @@ from asfp.trace import Example, trace
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_POINTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Sigmoid, nn.Identity, nn.Dropout)
 
 
 def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
@@ -71,3 +74,97 @@ def _fold(traced: fx.GraphModule, node: fx.Node, norm: Any, once: dict[fx.Node, 
     assert isinstance(before, fx.Node)
     node.replace_all_uses_with(before)
     traced.graph.erase_node(node)
+
+
+def convolve_borders(model: nn.Module) -> nn.Module:
+    """In place, of what `fold_batch_norms` gave: border corrections become conv(ones, kernel), the same for every size.
+
+    Engines then add them within the convolution that they correct, and compute nothing from shapes. A map of ones, as
+    large as what the convolution reads, is that with zero weights and the bias 1; maps of one size share it.
+
+    >>> import asfp
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 4, 3, padding=1))
+    >>> _ = net[0].weight.data[:5].zero_()
+    >>> x = torch.zeros(1, 3, 8, 8)
+    >>> small = fold_batch_norms(asfp.compact(net, x), x)
+    >>> [type(m).__name__ for m in convolve_borders(small).children()]
+    ['Conv2d', 'Sigmoid', 'Conv2d', 'Conv2d', 'Conv2d']
+    """
+    if not isinstance(model, fx.GraphModule):
+        return model
+    ones: dict[fx.Node, fx.Node] = {}
+    for node in list(model.graph.nodes):
+        border = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(border, BorderBias) and _symmetric(border, node):
+            _convolve(model, node, border, ones)
+    model.graph.eliminate_dead_code()
+    model.delete_all_unused_submodules()
+    model.recompile()
+    return model
+
+
+def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: dict[fx.Node, fx.Node]) -> None:
+    output, source = node.args
+    assert isinstance(source, fx.Node)
+    dims = len(border.stride)
+    like = border.integral
+    root = _of_the_same_size(model, source, dims)
+    with torch.no_grad():
+        if root not in ones:
+            flat = _CONVOLUTIONS[dims - 1](root.meta["val"].shape[-dims - 1], 1, 1).to(like).eval()
+            flat.weight.zero_()
+            nn.init.ones_(flat.bias)  # type: ignore[arg-type]
+            model.add_submodule(f"ones{len(ones)}", flat)
+            with model.graph.inserting_after(root):
+                ones[root] = model.graph.call_module(f"ones{len(ones)}", (root,))
+        kernel = like
+        for axis in range(1, dims + 1):
+            kernel = kernel.diff(dim=axis)
+        kind: Any = _CONVOLUTIONS[dims - 1]
+        conv = kind(1, len(like), kernel.shape[1:], border.stride, border.padding, border.dilation, bias=False)
+        conv.to(like).eval().weight.copy_(kernel.unsqueeze(1))
+    model.set_submodule(str(node.target), conv)
+    with model.graph.inserting_after(node):
+        total = model.graph.call_function(operator.add, (output, node))
+    total.meta = dict(node.meta)
+    node.replace_all_uses_with(total, lambda user: user is not total)
+    node.args = (ones[root],)
+
+
+def _symmetric(border: BorderBias, node: fx.Node) -> bool:
+    """Whether a convolution with as much padding on both sides gives the size that is there."""
+    dims = len(border.stride)
+    source: Any = node.args[1]
+    taps = [n - 1 for n in border.integral.shape[1:]]
+    sizes = zip(source.meta["val"].shape[-dims:], taps, border.stride, border.padding, border.dilation, strict=True)
+    found = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]
+    return found == list(node.meta["val"].shape[-dims:])
+
+
+def _of_the_same_size(model: fx.GraphModule, node: fx.Node, dims: int) -> fx.Node:
+    """The earliest value that this one was made from by operations that leave height and width as they are."""
+    while True:
+        module: Any = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        before: Any = node.args[0] if node.args else None
+        if node.target is torch.cat:
+            joined = [part for part in before if part.target != "expand"]
+            before = joined[0] if joined and node.meta["val"].ndim - dims == 2 else None
+        elif node.target is F.pad:
+            before = None if any(node.args[1][: 2 * dims]) else before  # type: ignore[index, arg-type]
+        elif type(module) in _CONVOLUTIONS:
+            before = before if _keeps_size(module) else None
+        elif not isinstance(module, (BorderBias, *_NORMS, *_POINTWISE)) and node.target not in (
+            torch.relu, F.relu, operator.add, torch.add, torch.index_select, "index_select", "relu"
+        ):  # fmt: skip
+            before = None
+        sizes = [n.meta["val"].shape[-dims:] for n in (node, before) if isinstance(n, fx.Node)]
+        if len(sizes) < 2 or sizes[0] != sizes[1] or min(sizes[0]) < 2:
+            return node
+        node = before
+
+
+def _keeps_size(conv: Any) -> bool:
+    if isinstance(conv.padding, str):
+        return bool(conv.padding == "same")
+    taps = zip(conv.kernel_size, conv.dilation, conv.padding, strict=True)
+    return set(conv.stride) == {1} and all(2 * p == d * (k - 1) for k, d, p in taps)

@@ -7,6 +7,7 @@ convolution, a norm, an activation or a pool leaves them where they are. No rule
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a convolution: its multiply-adds for one sample, and what it reads (None: not followed).
+    """One call of a convolution: its multiply-adds for one sample, what it reads (None: not followed), and how many
+    elements it writes for one sample.
 
     A number in `reads` stands for one filter's output, or for a sum on its way along a stream.
     """
@@ -34,6 +36,7 @@ class Call:
     name: str
     macs: int
     reads: Ids | None
+    elements: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +192,8 @@ class Flow:
             self.mark([ids], Width.UNKNOWN)
             ids = None
         reads = None if ids is None else ids.flatten()
-        self.calls.append(Call(name, _macs(node, module), None if reads is None else reads.numpy()))
+        known = None if reads is None else reads.numpy()
+        self.calls.append(Call(name, _macs(node, module), known, _positions(node, module) * module.out_channels))
         shape = (1, -1, *[1] * (dims - 2))
         if module.transposed and module.groups > 1:
             return None
@@ -243,9 +247,10 @@ def _rooted(root: Ids, ids: Ids) -> Ids:
 
 def _macs(node: fx.Node, module: Convolution) -> int:
     """Positions times weights, for one sample; without shapes, the weights."""
-    weights = int(module.weight.numel())
-    source = node.all_input_nodes[0] if module.transposed else node
-    value = source.meta.get("val")
-    if not isinstance(value, Tensor):
-        return weights
-    return int(np.prod(value.shape[-(module.weight.ndim - 2) :], dtype=np.int64)) * weights
+    return _positions(node.all_input_nodes[0] if module.transposed else node, module) * int(module.weight.numel())
+
+
+def _positions(node: fx.Node, module: Convolution) -> int:
+    """Height times width of a value; 1 where shapes are not known."""
+    value = node.meta.get("val")
+    return math.prod(value.shape[-(module.weight.ndim - 2) :]) if isinstance(value, Tensor) else 1

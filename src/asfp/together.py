@@ -173,11 +173,14 @@ class Together:
 
         costs = self.costs()
 
-        def macs(counts: Sequence[int]) -> float:
+        def left(counts: Sequence[int]) -> list[int]:
             targets = [layer.filters - k for layer, k in zip(self.layers, spread(counts), strict=True)]
-            return costs.macs([u.size - c for u, c in zip(self.units, self._split(targets), strict=True)])
+            return [u.size - c for u, c in zip(self.units, self._split(targets), strict=True)]
 
-        return list(spread(align_kept(sizes, asked, self.align, macs, inner)))
+        kept_by_cluster = align_kept(
+            sizes, asked, self.align, lambda c: costs.macs(left(c)), inner, lambda c: costs.elements(left(c))
+        )
+        return list(spread(kept_by_cluster))
 
     def macs(self, share: float) -> float:
         """Multiply-adds of the convolutions, for one sample, with this share of the goal pruned, in whole filters."""

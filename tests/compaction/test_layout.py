@@ -73,9 +73,9 @@ def test_zeros_cost_multiplications_and_save_gathers(name: str) -> None:
     model, shape = pruned(name, constants=False)
     example = torch.zeros(1, *shape, dtype=torch.float64)
     plans = {layout: asfp.compact(model, example, layout=layout).plan for layout in LAYOUTS}
-    macs = [plans[layout].macs_after for layout in ("least", "auto", "zeros")]
-    assert macs == sorted(macs)
-    assert macs[-1] < plans["least"].macs_before
+    macs = {layout: plans[layout].macs_after for layout in LAYOUTS}
+    assert macs["least"] <= min(macs.values())
+    assert max(macs.values()) < plans["least"].macs_before
     moved = [sum(how in ("gather", "pad") for how in plan.layouts.values()) for plan in plans.values()]
     assert moved[0] >= moved[1] >= moved[2]
     assert moved[2] < moved[0]

@@ -71,7 +71,7 @@ class Setting:
 
 @dataclass
 class Contestant:
-    """One of the models that are compared: built once, exported once, run under many settings."""
+    """One of the models that are compared: built once, exported once for each engine, run under many settings."""
 
     source: Source
     folder: Path
@@ -79,7 +79,8 @@ class Contestant:
     model: nn.Module | None = None
     example: Tensor | None = None
     macs: int | None = None
-    file: Path | None = field(default=None)
+    file: Path | None = None
+    written: dict[str, Path] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: str, folder: Path, size: str | None = None) -> Contestant:
@@ -134,7 +135,7 @@ class Contestant:
         return prepare
 
     def _on_file(self, setting: Setting) -> Callable[[], Run]:
-        file = self._exported()
+        file = self._exported(setting.engine)
         if setting.engine == "onnxruntime" and file.suffix != ".onnx":
             raise AsfpError(f"{file} is not an ONNX file: run it with --engine openvino")
         shape = self._shape(file, setting.batch)
@@ -151,15 +152,23 @@ class Contestant:
 
         return prepare
 
-    def _exported(self) -> Path:
-        if self.file is None:
-            from asfp.export import export_onnx
+    def _exported(self, engine: str) -> Path:
+        """A file for the engine: the user's, or one that is written once, for the example's size where that helps."""
+        if self.model is None:
+            assert self.file is not None
+            return self.file
+        if engine not in self.written:
+            from asfp.export import export_onnx, export_openvino
 
-            assert self.model is not None
             assert self.example is not None
-            self.file = self.folder / f"{len(list(self.folder.iterdir()))}.onnx"
-            export_onnx(self.model, self.file, self.example)
-        return self.file
+            stem = self.folder / f"{len(list(self.folder.iterdir()))}"
+            if engine == "openvino":
+                self.written[engine] = stem.with_suffix(".xml")
+                export_openvino(self.model, self.written[engine], self.example, fixed=True)
+            else:
+                self.written[engine] = stem.with_suffix(".onnx")
+                export_onnx(self.model, self.written[engine], self.example)
+        return self.written[engine]
 
     def _shape(self, file: Path, batch: int) -> tuple[int, ...]:
         if self.example is not None:

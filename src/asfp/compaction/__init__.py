@@ -74,8 +74,10 @@ def compact(
 
     `layout` says how a branch that lost channels is added to a wider residual stream. "least": the fewest
     multiply-adds; its channels are padded or gathered into place. "zeros": its zero filters stay, so that no addition
-    changes: best for GPUs. "auto": whichever costs less on a CPU, addition by addition. `tune="openvino"` (or another
-    engine of `asfp bench`) builds several, times them there, on the example, and returns the fastest.
+    changes: best for GPUs. "auto": whichever costs less on a CPU, addition by addition; it also leaves in the zero
+    filters of narrow layers where leaving them out would save no time, for batches as large as the example.
+    `tune="openvino"` (or another engine of `asfp bench`) builds several, times them there, on the example, and returns
+    the fastest.
 
     >>> import asfp
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
@@ -91,7 +93,7 @@ def compact(
     traced = _program(reference, example_inputs, leaf_modules)
 
     def build(prices: Prices, name: str) -> tuple[CompactModule, Rewriter]:
-        result, state, out = _build(traced, Facts(), prices)
+        result, state, out = _build(traced, Facts(), prices, _batch(example_inputs))
         result.meta["plan"] = make_plan(traced, state, out, name)
         result.meta["created_as"] = getattr(model, "created_as", None)
         return result, out
@@ -152,8 +154,10 @@ def _in_mode_of(model: nn.Module, result: CompactModule) -> CompactModule:
     return result
 
 
-def _build(traced: fx.GraphModule, facts: Facts, prices: Prices) -> tuple[CompactModule, Analysis, Rewriter]:
-    state = Analysis(traced, facts, prices)
+def _build(
+    traced: fx.GraphModule, facts: Facts, prices: Prices, batch: int = 1
+) -> tuple[CompactModule, Analysis, Rewriter]:
+    state = Analysis(traced, facts, prices, batch)
     out = Rewriter(state)
     attributes, graph = out.run()
     result = CompactModule(attributes, graph, class_name=f"Compact{type(traced).__name__}")
@@ -161,6 +165,12 @@ def _build(traced: fx.GraphModule, facts: Facts, prices: Prices) -> tuple[Compac
     result.delete_all_unused_submodules()
     result.recompile()
     return result, state, out
+
+
+def _batch(example_inputs: Example) -> int:
+    """How many samples the example has."""
+    sizes = [x.shape[0] for x in pytree.tree_leaves(as_arguments(example_inputs)) if isinstance(x, Tensor) and x.ndim]
+    return max(1, *sizes) if sizes else 1
 
 
 def _program(model: nn.Module, example_inputs: Example, leaf_modules: Sequence[Leaf]) -> fx.GraphModule:

@@ -10,7 +10,15 @@ from torch import Tensor, fx
 
 from asfp.compaction.channels import Channels, Facts, Mask, Unsupported, all_live
 from asfp.compaction.graph import attribute, shared_layers
-from asfp.compaction.layout import LAYOUTS, Prices, Streams, filter_macs, is_run
+from asfp.compaction.layout import (
+    LAYOUTS,
+    Prices,
+    Streams,
+    comes_of_filters,
+    filter_macs,
+    is_run,
+    reading_macs,
+)
 from asfp.compaction.rules import rule_for
 from asfp.compaction.rules.base import Barrier, Op, Rule, shape_of
 from asfp.compaction.sizes import is_static, is_static_number
@@ -23,9 +31,10 @@ class Analysis:
     its shape is wanted or where a reader cannot do without it. `full` are nodes wanted at their original width.
     """
 
-    def __init__(self, traced: fx.GraphModule, facts: Facts, prices: Prices = LAYOUTS["least"]) -> None:
+    def __init__(self, traced: fx.GraphModule, facts: Facts, prices: Prices = LAYOUTS["least"], batch: int = 1) -> None:
         self.traced = traced
         self.prices = prices
+        self.batch = batch
         self.facts = facts
         self.channels: dict[fx.Node, Any] = {}
         self.rules: dict[fx.Node, Rule] = {}
@@ -110,14 +119,48 @@ class Analysis:
         missing = needed & ~channels.live
 
         def pays() -> bool:
-            macs = int(missing.sum()) * filter_macs(node, op.node, self)
+            prices, kept = self.prices, int(needed.sum())
+            macs = prices.saved(kept, kept - int(missing.sum())) * filter_macs(node, op.node, self)
             order = self.streams.ordered(op.node, np.flatnonzero(needed))
             padded = is_run(np.flatnonzero(channels.live[order]))
-            price = self.prices.pad if padded else self.prices.gather
-            elements = math.prod(shape_of(op.node)[1:]) / channels.size * int(needed.sum())
-            return macs < price * elements
+            elements = math.prod(shape_of(op.node)[1:]) / channels.size * kept
+            return macs < (prices.pad if padded else prices.gather) * elements + prices.step / self.batch
 
         return bool(missing.any()) and self.facts.recall(op.name, f"zeros{node.name}", pays)
+
+    def leaves_constants(self, op: Op, needed: Mask, constants: Mask) -> bool:
+        """Whether a padded convolution had better read constant channels than have its border corrected."""
+        node = op.source
+
+        def pays() -> bool:
+            prices, known = self.prices, self.channels_of(node)
+            there = (known.live | self.need[node]) & needed
+            saved = prices.saved(int((there | constants).sum()), int(there.sum()))
+            macs = saved * (filter_macs(node, op.node, self) + reading_macs(op.node, self)) if saved else 0.0
+            rows = int(self.need[op.node].sum()) / self.need[op.node].size
+            return macs < prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
+
+        return bool(constants.any()) and self.facts.recall(op.name, "leave", pays)
+
+    def in_blocks(self, op: Op, node: fx.Node, wanted: Mask, room: Mask) -> Mask:
+        """The channels that are wanted of a value, and constant ones out of `room` up to a whole number of blocks.
+
+        Where the wanted ones lie side by side, in the order of what reads them, all of them still do.
+        """
+
+        def more() -> Mask:
+            chosen = np.zeros_like(wanted)
+            missing = -int(wanted.sum()) % self.prices.block
+            if missing and wanted.any() and comes_of_filters(node, self):
+                order = self.streams.ordered(node, np.flatnonzero(wanted | room))
+                places = np.flatnonzero(wanted[order])
+                gaps = np.setdiff1d(np.arange(places[0], places[-1] + 1), places)
+                behind, before = np.arange(places[-1] + 1, len(order)), np.arange(places[0] - 1, -1, -1)
+                chosen[order[np.concatenate([gaps, behind, before])[:missing]]] = True
+            return chosen
+
+        extra = self.facts.extra(op.name, f"block{node.name}", more)
+        return wanted if extra is None else wanted | extra.reshape(wanted.shape)
 
     # what rules say
 

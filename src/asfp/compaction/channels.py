@@ -85,3 +85,10 @@ class Facts:
         if self.replay and f"{node}:{key}" not in self.recorded:
             return False
         return bool(self(node, key, lambda: np.array([find()]))[0])
+
+    def extra(self, node: str, key: str, find: Callable[[], Mask]) -> Mask | None:
+        """Flags that are recorded only where some are set; None where none is."""
+        name = f"{node}:{key}"
+        if not self.replay and (found := find()).any():
+            self.recorded[name] = found
+        return self.recorded.get(name)

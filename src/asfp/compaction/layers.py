@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -65,26 +66,30 @@ class Widen(nn.Module):
     """Brings a tensor back to more channels: output channel j is input channel `index[j]`, or one of the constants.
 
     An index past the input's channels names the constants in `fill`, so this is one concatenation and one gather.
-    `fill` has the input's dimensions, all of size 1 but the channels'.
+    `fill` has the input's dimensions, all of size 1 but the channels'. Where it is one zero, the input is padded.
     """
 
     index: Tensor | None
     fill: Tensor
 
-    def __init__(self, index: Tensor | None, fill: Tensor, axis: int) -> None:
+    def __init__(self, index: Tensor | None, fill: Tensor, axis: int, *, zero: bool = False) -> None:
         super().__init__()
         self.register_buffer("index", index)
         self.register_buffer("fill", fill)
-        self.axis, self.dims = axis, fill.ndim
+        self.axis, self.dims, self.zero = axis, fill.ndim, zero
 
     def forward(self, input: Tensor) -> Tensor:
-        shape = [-1 if i == self.axis else input.shape[i] for i in range(self.dims)]
-        wide = torch.cat([input, self.fill.expand(shape)], self.axis)
+        if self.zero:
+            wide = F.pad(input, [0, 0] * (self.dims - 1 - self.axis) + [0, 1])
+        else:
+            shape = [-1 if i == self.axis else input.shape[i] for i in range(self.dims)]
+            wide = torch.cat([input, self.fill.expand(shape)], self.axis)
         return wide if self.index is None else wide.index_select(self.axis, self.index)
 
     def extra_repr(self) -> str:
         width = "appended" if self.index is None else f"to {self.index.numel()} channels"
-        return f"{self.fill.numel()} constants, {width}, axis={self.axis}"
+        filling = "zero" if self.zero else f"{self.fill.numel()} constants"
+        return f"{filling}, {width}, axis={self.axis}"
 
 
 class Pick(nn.Module):

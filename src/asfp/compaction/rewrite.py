@@ -130,7 +130,8 @@ class Rewriter:
         if not nonzero.any():
             places = np.where(missing, width, places)
             index = None if np.array_equal(places, np.arange(width + 1)) else self._index(places, node)
-            return self.insert(name, Widen(index, self._column(np.zeros(1), node), axis), (physical.node,))
+            widen = Widen(index, self._column(np.zeros(1), node), axis, zero=True)
+            return self.insert(name, widen, (physical.node,))
         places[missing] = width + np.arange(int(missing.sum()))
         index = None if np.array_equal(places, np.arange(len(places))) else self._index(places, node)
         return self.insert(name, Widen(index, self._column(fill, node), axis), (physical.node,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,13 +20,13 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def candidates() -> dict[str, Prices]:
-    """The named layouts and some between them.
+    """The named layouts, some between them, and one that leaves zero filters in wherever that saves an operation.
 
     >>> list(candidates())
-    ['least', 'auto', 'zeros', 'auto x 0.3', 'auto x 3']
+    ['least', 'auto', 'zeros', 'auto x 0.3', 'auto x 3', 'plain']
     """
-    auto = LAYOUTS["auto"]
-    return LAYOUTS | {f"auto x {s:g}": Prices(auto.gather * s, auto.pad * s) for s in SCALES}
+    scaled = {f"auto x {s:g}": LAYOUTS["auto"].scaled(s) for s in SCALES}
+    return LAYOUTS | scaled | {"plain": Prices(math.inf, math.inf, math.inf)}
 
 
 def fastest(

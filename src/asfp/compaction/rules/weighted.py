@@ -114,14 +114,17 @@ class Weighted(Rule):
         if filters.groups > 1:
             _equalise(need, filters.groups, state.channels_of(op.node).live)
         wanted = filters.per_input(reads & need[:, None])
-        present = source.live.copy()
-        if not self.foldable(op.module, filters):
-            present |= state.facts(op.name, "constants", lambda: source.nonzero)
-        wanted &= present
+        constants = wanted & state.facts(op.name, "constants", lambda: source.nonzero)
+        fold = self.foldable(op.module, filters)
+        if fold and not self.uniform(op.module):
+            fold = not state.leaves_constants(op, wanted, constants)
+        wanted &= source.live | (constants & (not fold))
         if filters.groups > 1:
             active: Mask = np.asarray(need.reshape(filters.groups, -1).any(axis=1))
             _equalise(wanted, filters.groups, source.live, active)
             state.notes[op.node] = (filters, reads, wanted)
+        elif state.channels_of(op.source).axes == (self.axis(op),):
+            wanted = state.in_blocks(op, op.source, wanted, ~source.live)
         state.want_along(op.source, self.axis(op), wanted)
 
     def foldable(self, module: nn.Module, filters: Filters) -> bool:
