@@ -20,10 +20,10 @@ from asfp.cli import app
 from asfp.compaction import CompactModule
 from asfp.compaction.layers import BorderBias
 from asfp.export import Exported
-from asfp.folding import fold_batch_norms
+from asfp.folding import convolve_borders, fold_batch_norms
 from asfp.sources import build, parse_source
 
-Export = Callable[[nn.Module, Path, Tensor], Exported]
+Export = Callable[..., Exported]
 EXPORTS: dict[str, Export] = {".onnx": asfp.export_onnx, ".xml": asfp.export_openvino, ".pt2": asfp.export_pt2}
 
 
@@ -85,7 +85,7 @@ def run_onnx(path: Path, x: Tensor) -> Tensor:
     import onnxruntime
 
     graph = onnx.load(path).graph
-    assert "BatchNormalization" not in {node.op_type for node in graph.node}
+    assert not {"BatchNormalization", "Range"} & {node.op_type for node in graph.node}  # nothing computed from shapes
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
@@ -197,6 +197,74 @@ def test_folding_takes_border_corrections_along(small: CompactModule) -> None:
     small.float()
 
 
+class Borders(nn.Module):
+    """Constants in front of padded convolutions of all kinds: strided, dilated, even, in one to three dimensions."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        conv: type[nn.Conv2d] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]  # type: ignore[assignment]
+        self.stem = conv(2, 6, 3, padding=1)
+        self.same, self.strided = conv(6, 6, 3, padding="same"), conv(6, 6, 3, stride=2, padding=2)
+        self.even, self.dilated = conv(6, 6, 4, padding="same"), conv(6, 5, 3, padding=3, dilation=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).sigmoid()
+        x = self.same(x).sigmoid() + x
+        x = self.strided(x).sigmoid()
+        y: Tensor = self.dilated(self.even(x).sigmoid())
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_borders_are_convolutions_of_ones_for_every_size(dims: int) -> None:
+    torch.manual_seed(0)
+    model = Borders(dims).double()
+    for name in ("stem", "same", "strided", "even"):
+        model.get_submodule(name).weight.data[1:4].zero_()
+    x = torch.randn(2, 2, *[9] * dims, dtype=torch.float64)
+    compact = asfp.compact(model, x)
+    corrected = sum(isinstance(module, BorderBias) for module in compact.modules())
+    deployed = convolve_borders(fold_batch_norms(compact, x))
+    left = sum(isinstance(module, BorderBias) for module in deployed.modules())
+    assert (corrected, left) == (4, 1)  # an even kernel pads one side more
+    assert sum(name.startswith("ones") for name, _ in deployed.named_children()) == 2  # one for each size
+    for size in (9, 10, 17):
+        x = torch.randn(3, 2, *[size] * dims, dtype=torch.float64)
+        torch.testing.assert_close(deployed(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["least", "auto"])
+@pytest.mark.parametrize("selection", ["independent", "nested", "coupled"])
+@pytest.mark.parametrize("name", ["resnet20", "torchvision:resnet18", "torchvision:mobilenet_v2"])
+def test_borders_of_real_networks(name: str, selection: str, layout: str) -> None:
+    torch.manual_seed(0)
+    model = scatter(asfp.create_model(name)).double()
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    asfp.SoftPruner(model, 0.4, 1, selection=selection, example_inputs=x).step(1)
+    compact = asfp.compact(model, x, layout=layout).eval()
+    deployed = convolve_borders(fold_batch_norms(compact, x))
+    assert not any(isinstance(module, BorderBias) for module in deployed.modules())
+    for sizes in ((32, 32), (40, 33)):
+        x = torch.randn(2, 3, *sizes, dtype=torch.float64)
+        with torch.no_grad():
+            torch.testing.assert_close(deployed(x), model(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_a_fixed_size(small: CompactModule, tmp_path: Path, suffix: str) -> None:
+    found = EXPORTS[suffix](small, tmp_path / f"small{suffix}", torch.randn(1, 3, 12, 12), fixed=True)
+    assert found.dynamic == ("batch",)
+    x = torch.randn(5, 3, 12, 12)
+    torch.testing.assert_close(RUN[suffix](tmp_path / f"small{suffix}", x), small(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("selection", ["independent", "coupled"])
+def test_openvino_takes_every_size_of_a_compact_cifar_network(tmp_path: Path, selection: str) -> None:
+    model, x = build(parse_source(f"resnet8@0.4:{selection}"))
+    assert asfp.export_openvino(model, tmp_path / "net.xml", x).dynamic == ("batch", "size")
+
+
 # -- the command
 
 
@@ -217,6 +285,12 @@ def test_command_exports_a_saved_model(tmp_path: Path) -> None:
     assert written["dynamic"] == ["batch", "size"]
     x = torch.randn(2, 3, 40, 36)
     torch.testing.assert_close(run_onnx(tmp_path / "small.onnx", x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_command_fixes_the_size(tmp_path: Path) -> None:
+    code, out, err = call("resnet8", "--size", "24", "--fixed", "--output", str(tmp_path), "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)[0]["dynamic"] == ["batch"]
 
 
 @pytest.mark.parametrize(

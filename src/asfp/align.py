@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-HEAVY = 1.2
+HEAVY = 1.1
 """A layer writes much if it writes so many times the elements that all do, for its multiply-adds."""
 CLOSE = 0.002
 """As close to the multiply-adds asked for as a choice by traffic has to leave them."""

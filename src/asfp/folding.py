@@ -22,6 +22,12 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POINTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Sigmoid, nn.Identity, nn.Dropout)
 
+_ALIKE = (
+    *(operator.add, torch.add, torch.index_select, torch.relu, F.relu, F.relu6, F.silu, F.gelu, torch.sigmoid),
+    *("index_select", "relu", "relu_", "sigmoid", "add"),
+)
+"""Functions and methods that leave height and width as they are."""
+
 
 def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
     """A copy in evaluation mode with w' = w g / sqrt(var + eps) and b' = (b - mean) g / sqrt(var + eps) + beta.
@@ -153,9 +159,7 @@ def _of_the_same_size(model: fx.GraphModule, node: fx.Node, dims: int) -> fx.Nod
             before = None if any(node.args[1][: 2 * dims]) else before  # type: ignore[index, arg-type]
         elif type(module) in _CONVOLUTIONS:
             before = before if _keeps_size(module) else None
-        elif not isinstance(module, (BorderBias, *_NORMS, *_POINTWISE)) and node.target not in (
-            torch.relu, F.relu, operator.add, torch.add, torch.index_select, "index_select", "relu"
-        ):  # fmt: skip
+        elif not isinstance(module, (BorderBias, *_NORMS, *_POINTWISE)) and node.target not in _ALIKE:
             before = None
         sizes = [n.meta["val"].shape[-dims:] for n in (node, before) if isinstance(n, fx.Node)]
         if len(sizes) < 2 or sizes[0] != sizes[1] or min(sizes[0]) < 2:

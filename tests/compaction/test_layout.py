@@ -20,6 +20,7 @@ import asfp
 from asfp.compaction import apply
 from asfp.compaction.layers import BorderBias, Pick, Surround, Widen
 from asfp.compaction.layout import LAYOUTS, Prices, is_run, order_of
+from asfp.compaction.tune import candidates
 from asfp.errors import AsfpError
 
 NAMES = ["resnet20", "torchvision:resnet18", "torchvision:mobilenet_v2"]
@@ -79,6 +80,68 @@ def test_zeros_cost_multiplications_and_save_gathers(name: str) -> None:
     moved = [sum(how in ("gather", "pad") for how in plan.layouts.values()) for plan in plans.values()]
     assert moved[0] >= moved[1] >= moved[2]
     assert moved[2] < moved[0]
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_widths_within_blocks_are_whole_blocks(name: str, constants: bool) -> None:
+    """The widths between the convolutions of a block, which nothing else reads: multiples of 8, or all there are."""
+    model, shape = pruned(name, constants=constants)
+    small = asfp.compact(model, torch.zeros(1, *shape, dtype=torch.float64), layout="auto")
+    inner = "conv1" if "resnet" in name else "conv.0.0"
+    seen = 0
+    for path, module in small.named_modules():
+        if isinstance(module, nn.Conv2d) and path.endswith(inner) and "." in path and module.groups == 1:
+            whole = model.get_submodule(path).out_channels
+            depthwise = "mobilenet" in name  # what it reads follows it, not blocks
+            assert depthwise or module.out_channels % 8 == 0 or module.out_channels == whole, path
+            seen += module.out_channels < int(whole)  # type: ignore[call-overload]
+    assert seen > 0
+
+
+def test_a_correction_that_costs_more_than_it_saves_is_left_out() -> None:
+    """Constants stay in a narrow network, go in a wide one, and go in the narrow one for large batches."""
+
+    class Narrow(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+            self.second = nn.Conv2d(width, width, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.norm(self.first(x)).relu())
+            return y
+
+    def left(width: int, batch: int, side: int = 8) -> tuple[int, int]:
+        torch.manual_seed(0)
+        model = Narrow(width).double().eval()
+        model.first.weight.data[: width // 2].zero_()
+        nn.init.ones_(model.norm.bias)
+        small = asfp.compact(model, torch.randn(batch, 3, side, side, dtype=torch.float64), layout="auto")
+        return small.get_submodule("first").out_channels, sum(isinstance(m, BorderBias) for m in small.modules())  # type: ignore[return-value]
+
+    assert left(16, batch=1) == (16, 0)
+    assert left(64, batch=1) == (32, 1)
+    assert left(16, batch=64, side=8) == (8, 1)
+    assert left(128, batch=1, side=32) == (64, 1)
+
+
+@pytest.mark.parametrize(("kept", "width", "saved"), [(45, 64, 16), (8, 16, 8), (10, 16, 0), (64, 64, 0), (1, 9, 8)])
+def test_channels_are_saved_in_blocks(kept: int, width: int, saved: int) -> None:
+    assert LAYOUTS["auto"].saved(width, kept) == saved
+    assert LAYOUTS["least"].saved(width, kept) == width - kept
+
+
+def test_tuning_may_leave_nearly_everything_in() -> None:
+    """For networks so small that each correction costs time: no addition is changed, only streams are corrected."""
+    model, shape = pruned("torchvision:resnet18", constants=True)
+    example = torch.zeros(1, *shape, dtype=torch.float64)
+    least, plain = (asfp.compact(model, example, layout=candidates()[name]) for name in ("least", "plain"))
+    assert not any(isinstance(m, (Pick, Widen, Surround)) for m in plain.modules())
+    borders = [{n for n, m in small.named_modules() if isinstance(m, BorderBias)} for small in (least, plain)]
+    assert len(borders[0]) > 12
+    assert borders[1] <= {f"layer{i}.{j}.conv1_border" for i in range(1, 5) for j in range(2)}
+    assert_equal(model, plain, (2, *shape))
 
 
 def test_zeros_leave_a_plain_resnet() -> None:

@@ -65,6 +65,9 @@ def interleave(
 ) -> list[Times]:
     """Time the runs in turn, A B A B ..., so that noise hits all of them; `warmup` rounds before are not counted.
 
+    In each turn a model runs twice and the second run is timed: the first finds the caches full of another model's
+    weights, as they are not where one model runs again and again.
+
     >>> len(interleave([lambda: None, lambda: None], repeats=3, warmup=1)[1].ms)
     3
     """
@@ -80,12 +83,15 @@ def interleave(
 
 
 def _on_cpu(run: Run) -> float:
+    run()
     begin = time.perf_counter()
     run()
     return 1000 * (time.perf_counter() - begin)
 
 
 def _on_cuda(run: Run) -> float:
+    run()
+    torch.cuda.synchronize()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     run()
