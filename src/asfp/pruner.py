@@ -92,8 +92,9 @@ class SoftPruner:
         self.rate = goal if goal is not None else max(layer.goal for layer in self.layers)
         self.schedule: Schedule = schedule if schedule is not None else AsymptoticSchedule(self.rate, self.epochs)
         self._goal = schedule_goal(self.schedule, self.epochs)
-        self._zeroed = [*self.layers, *(follower for layer in self.layers for follower in layer.followers)]
-        self._zeroed += [reader for reader, _ in selected.readers]
+        self.zeroed_layers = [*self.layers, *(follower for layer in self.layers for follower in layer.followers)]
+        self.zeroed_layers += [reader for reader, _ in selected.readers]
+        """The layers that choose, and the depthwise ones that follow them or read a stream of theirs."""
         self._last: dict[str, int] = {}
         self.masks: dict[str, Tensor] = {}
         """The masks of the last pruning by layer name, True = kept; empty before the first."""
@@ -109,9 +110,9 @@ class SoftPruner:
             return PruneStep(epoch, share * self.rate)
         counts = self._counts(share)
         scores = score_filters(self.layers, self.criterion, epoch)
-        regrown = count_regrown(self._zeroed, self.masks, scores)
+        regrown = count_regrown(self.zeroed_layers, self.masks, scores)
         self.masks = self._with_followers(self._choose(scores, counts))
-        zero_(self._zeroed, self.masks, self.zero_maps)
+        zero_(self.zeroed_layers, self.masks, self.zero_maps)
         return self._record(epoch, share * self.rate, self.together.per_layer(counts), regrown)
 
     def _share(self, epoch: int) -> float:
@@ -137,7 +138,7 @@ class SoftPruner:
         last, self._last = self._last, {}
         for layer, count in zip(self.layers, counts, strict=True):
             self._last |= {layer.name: count} | {f.name: count * f.repeat for f in layer.followers}
-        for layer in self._zeroed[len(self._last) :]:  # readers of a stream: how many depends on the choice
+        for layer in self.zeroed_layers[len(self._last) :]:  # readers of a stream: how many depends on the choice
             self._last[layer.name] = int((~self.masks[layer.name]).sum())
         steps = {
             layer.name: LayerStep(
@@ -147,7 +148,7 @@ class SoftPruner:
                 again / max(1, last.get(layer.name, 0)),
                 self.masks[layer.name],
             )
-            for layer, again in zip(self._zeroed, regrown, strict=True)
+            for layer, again in zip(self.zeroed_layers, regrown, strict=True)
         }
         return PruneStep(epoch, rate, sum(self._last.values()), sum(regrown) / max(1, sum(last.values())), steps)
 
@@ -162,8 +163,8 @@ class SoftPruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` of a pruner with the same settings on the same model."""
-        masks = checked_state(state, self._settings(), {layer.name: layer.filters for layer in self._zeroed})
-        device = {layer.name: layer.weight.device for layer in self._zeroed}
+        masks = checked_state(state, self._settings(), {layer.name: layer.filters for layer in self.zeroed_layers})
+        device = {layer.name: layer.weight.device for layer in self.zeroed_layers}
         self.masks = {name: mask.to(device[name], copy=True) for name, mask in masks.items()}
         self._last = {name: int((~mask).sum()) for name, mask in masks.items()}
 
@@ -231,10 +232,10 @@ class HardPruner(SoftPruner):
         """Zero all filters chosen so far; call it after each `optimizer.step()`."""
         if not self.masks:
             return
-        tensors = [tensor for layer in self._zeroed for tensor in layer.tensors(self.zero_maps)]
+        tensors = [tensor for layer in self.zeroed_layers for tensor in layer.tensors(self.zero_maps)]
         moved = any(f.dtype != t.dtype or f.device != t.device for f, t in zip(self._factors, tensors, strict=False))
         if moved or self._factors_of is not self.masks:
-            self._factors = tuple(factors(self._zeroed, self.masks, self.zero_maps, self._factors))
+            self._factors = tuple(factors(self.zeroed_layers, self.masks, self.zero_maps, self._factors))
             self._factors_of = self.masks
         torch._foreach_mul_(tensors, self._factors)
 

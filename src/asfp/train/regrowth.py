@@ -44,7 +44,7 @@ class Regrowth:
     ) -> None:
         self.config, self.pruner, self.optimizer = config, pruner, optimizer
         self.epochs, self.frozen_after = epochs, epochs - config.freeze_epochs
-        self.layers: list[Layer] = pruner._zeroed  # those that choose, and those that follow them
+        self.layers: list[Layer] = pruner.zeroed_layers
         self.norms = {layer.name: _norm_of(layer, norms) for layer in self.layers} if config.norm == "reset" else {}
         self._before: list[Tensor] = []
         self._held: list[tuple[Tensor, Tensor]] = []
