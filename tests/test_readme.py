@@ -36,6 +36,7 @@ def names_of_a_training_loop() -> dict[str, Any]:
         ("README.md", "speedup/cpu-batch1-fp32.md"),
         ("docs/choosing.md", "speed/cpu-batch1-fp32.md"),
         ("docs/choosing.md", "speed/cpu-batch1-fp32-constants.md"),
+        ("docs/choosing.md", "speed/cpu-batch1-resnet56.md"),
     ],
 )
 def test_times_are_those_of_the_record(page: str, record: str) -> None:
