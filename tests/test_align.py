@@ -88,6 +88,8 @@ def test_what_writes_much_keeps_the_multiple_below() -> None:
     for elements, expected in ((lambda k: 2000.0 * k[0] + k[1], [32, 64]), (lambda k: k[0] + 2000.0 * k[1], [64, 32])):
         assert align_kept([64, 64], [48, 48], 32, lambda k: 100_000.0 * (k[0] + k[1]), elements=elements) == expected
     assert align_kept([64], [48], 32, lambda k: float(k[0]), elements=lambda k: 9.0 * k[0]) == [64]  # none to make up
+    # 500 asked for: 32 + 320 is further off than 64 + 320, and 32 + 640 further still, so the first goes back
+    assert align_kept([64, 64], [40, 46], 32, lambda k: k[0] + 10.0 * k[1], elements=lambda k: 99.0 * k[0]) == [64, 32]
 
 
 def test_a_stem_is_pruned_before_what_follows_it() -> None:

@@ -234,6 +234,32 @@ def test_borders_are_convolutions_of_ones_for_every_size(dims: int) -> None:
         torch.testing.assert_close(deployed(x), model(x), rtol=1e-12, atol=1e-12)
 
 
+class Spelled(nn.Module):
+    """A submodule that is called what a map of ones would be, and arguments by name on the way back to its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ones0, self.last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(13, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ones0(x).sigmoid()
+        x = torch.cat(tensors=[x, x], dim=1)
+        y: Tensor = self.last(nn.functional.pad(input=x, pad=(0, 0, 0, 0, 0, 1)))
+        return y
+
+
+def test_borders_leave_the_models_own_names_alone() -> None:
+    torch.manual_seed(0)
+    model = Spelled().double()
+    model.ones0.weight.data[:3].zero_()
+    x = torch.randn(1, 2, 7, 7, dtype=torch.float64)
+    compact = asfp.compact(model, x)
+    assert any(isinstance(module, BorderBias) for module in compact.modules())
+    deployed = convolve_borders(fold_batch_norms(compact, x))
+    assert not any(isinstance(module, BorderBias) for module in deployed.modules())
+    torch.testing.assert_close(deployed(x), model(x), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("layout", ["least", "auto"])
 @pytest.mark.parametrize("selection", ["independent", "nested", "coupled"])
 @pytest.mark.parametrize("name", ["resnet20", "torchvision:resnet18", "torchvision:mobilenet_v2"])

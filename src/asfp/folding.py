@@ -120,9 +120,12 @@ def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: di
             flat = _CONVOLUTIONS[dims - 1](root.meta["val"].shape[-dims - 1], 1, 1).to(like).eval()
             flat.weight.zero_()
             nn.init.ones_(flat.bias)  # type: ignore[arg-type]
-            model.add_submodule(f"ones{len(ones)}", flat)
+            name = f"ones{len(ones)}"
+            while hasattr(model, name):
+                name += "_"
+            model.add_submodule(name, flat)
             with model.graph.inserting_after(root):
-                ones[root] = model.graph.call_module(f"ones{len(ones)}", (root,))
+                ones[root] = model.graph.call_module(name, (root,))
         kernel = like
         for axis in range(1, dims + 1):
             kernel = kernel.diff(dim=axis)
@@ -153,10 +156,11 @@ def _of_the_same_size(model: fx.GraphModule, node: fx.Node, dims: int) -> fx.Nod
         module: Any = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         before: Any = node.args[0] if node.args else None
         if node.target is torch.cat:
-            joined = [part for part in before if part.target != "expand"]
+            joined = [part for part in before or () if part.target != "expand"]
             before = joined[0] if joined and node.meta["val"].ndim - dims == 2 else None
         elif node.target is F.pad:
-            before = None if any(node.args[1][: 2 * dims]) else before  # type: ignore[index, arg-type]
+            pads: Any = node.args[1] if len(node.args) > 1 else (None,)
+            before = before if all(n == 0 for n in pads[: 2 * dims]) else None
         elif type(module) in _CONVOLUTIONS:
             before = before if _keeps_size(module) else None
         elif not isinstance(module, (BorderBias, *_NORMS, *_POINTWISE)) and node.target not in _ALIKE:

@@ -170,7 +170,7 @@ def _build(
 def _batch(example_inputs: Example) -> int:
     """How many samples the example has."""
     sizes = [x.shape[0] for x in pytree.tree_leaves(as_arguments(example_inputs)) if isinstance(x, Tensor) and x.ndim]
-    return max(1, *sizes) if sizes else 1
+    return max([1, *sizes])
 
 
 def _program(model: nn.Module, example_inputs: Example, leaf_modules: Sequence[Leaf]) -> fx.GraphModule:
