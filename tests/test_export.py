@@ -239,25 +239,30 @@ class Spelled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ones0, self.last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(13, 3, 3, padding=1)
+        self.ones0, self.second = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.third, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.ones0(x).sigmoid()
-        x = torch.cat(tensors=[x, x], dim=1)
-        y: Tensor = self.last(nn.functional.pad(input=x, pad=(0, 0, 0, 0, 0, 1)))
+        x = self.ones0(torch.cat(tensors=[x, x], dim=2)).sigmoid()
+        x = self.second(x).sigmoid()
+        x = self.third(nn.functional.pad(input=x, pad=(1, 1, 1, 1), mode="circular")).sigmoid()
+        y: Tensor = self.last(x)
         return y
 
 
 def test_borders_leave_the_models_own_names_alone() -> None:
     torch.manual_seed(0)
     model = Spelled().double()
-    model.ones0.weight.data[:3].zero_()
+    for conv in (model.ones0, model.third):
+        conv.weight.data[:3].zero_()
     x = torch.randn(1, 2, 7, 7, dtype=torch.float64)
     compact = asfp.compact(model, x)
-    assert any(isinstance(module, BorderBias) for module in compact.modules())
+    assert sum(isinstance(module, BorderBias) for module in compact.modules()) == 2
     deployed = convolve_borders(fold_batch_norms(compact, x))
     assert not any(isinstance(module, BorderBias) for module in deployed.modules())
-    torch.testing.assert_close(deployed(x), model(x), rtol=1e-12, atol=1e-12)
+    for size in (7, 10):
+        x = torch.randn(2, 2, size, size, dtype=torch.float64)
+        torch.testing.assert_close(deployed(x), model(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["least", "auto"])
