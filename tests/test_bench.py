@@ -215,6 +215,7 @@ def test_command_prints_json_or_a_table() -> None:
         (["resnet8", "--threads", "0"], "threads=0 is not a count"),
         (["resnet8", "--repeats", "1"], "repeats=1 is not a count: it must be at least 3"),
         (["resnet8", "--engine", "onnxruntime", "--precision", "fp16"], "in fp32 only, not fp16"),
+        (["resnet8", "--precision", "tf32"], "use --device cuda with it"),
         (["resnet8", "--engine", "openvino", "--channels-last"], "leave out --channels-last"),
         (["resnet8", "--engine", "openvino", "--device", "cuda"], "on the CPU only here"),
         (["gone.onnx"], "there is no file 'gone.onnx'"),

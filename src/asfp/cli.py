@@ -156,7 +156,7 @@ def bench(
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch size; may be repeated. [default: 1]")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16; tf32 on a GPU.")] = "fp32",
     channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC memory, for torch and compile.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the engine's choice]")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each model.")] = 30,

@@ -163,7 +163,7 @@ def _side_by_side(
 ) -> Bench:
     rows: list[Row] = []
     for setting in settings:
-        with _threads(setting.threads):
+        with _threads(setting.threads), _kernels(setting):
             rows += _under(setting, contestants, repeats, warmup, steps)
     return Bench(tuple(rows), environment())
 
@@ -256,6 +256,22 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _kernels(setting: Setting) -> Iterator[None]:
+    """On a GPU: cuDNN tries its kernels for each shape and takes the fastest, TF32 only where it is asked for."""
+    if setting.device != "cuda":
+        yield
+        return
+    fast = setting.precision == "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if fast else "highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=fast):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _cpu_name() -> str:

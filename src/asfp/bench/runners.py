@@ -20,7 +20,8 @@ from asfp.sources import Source, build, parse_source, resize
 ENGINES = {"torch": "torch", "compile": "torch", "onnxruntime": "onnx", "openvino": "openvino"}
 """Engine -> the extra that has it."""
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""tf32: fp32 numbers that a GPU's tensor cores multiply with 10 bits of fraction; fp32 has all 23, on a GPU too."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Setting:
             raise AsfpError(
                 f"onnxruntime runs these models in fp32 only, not {self.precision}: use --engine torch or openvino"
             )
+        if self.precision == "tf32" and self.device != "cuda":
+            raise AsfpError("tf32 is a GPU's: use --device cuda with it, or --precision fp32")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise AsfpError("device='cuda': torch sees no GPU here; use --device cpu")
         if exported:
@@ -122,7 +125,8 @@ class Contestant:
                 memory_format=layout if setting.channels_last else torch.contiguous_format
             )
             if setting.engine == "compile":
-                ready = torch.compile(ready)
+                # a GPU waits for Python between the kernels of a fast network, unless they are one CUDA graph
+                ready = torch.compile(ready, mode="reduce-overhead" if setting.device == "cuda" else "default")
 
             def run() -> object:
                 with torch.inference_mode():
