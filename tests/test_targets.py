@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import asfp
 from asfp.engines import run_onnx, run_openvino
@@ -68,6 +68,27 @@ def test_latency_is_predicted_from_layers_and_then_measured(engine: str) -> None
     assert found.predicted > 0
     assert f"on {engine}" in str(found)
     assert ("missed" in str(found)) == (not found.met)
+
+
+class Weighted(nn.Module):
+    """Work that no layer's time shows and no pruning saves, about as much as the layers take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.repeat(1, 16, 1, 1)
+        for _ in range(12):
+            y = y.exp().cos()
+        return self.second(self.first(x)).mean((2, 3)) + y.mean((1, 2, 3)).unsqueeze(1)
+
+
+@pytest.mark.slow
+def test_a_prediction_that_is_off_is_corrected_by_what_was_measured() -> None:
+    torch.manual_seed(0)
+    found = rate_for_latency(Weighted(), torch.zeros(1, 3, 64, 64), 0.8, engine="torch", layout="least", repeats=7)
+    assert found.rounds > 1
 
 
 LAYERS = {
