@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from typer.testing import CliRunner, Result
 
 import asfp
-from asfp.bench import Bench, Row, Setting, bench, latency_ms
+from asfp.bench import Bench, Row, Setting, bench, bench_models, latency_ms
 from asfp.bench.timing import Times, interleave, peak_memory, time_saved
 from asfp.cli import app
 from asfp.compaction import CompactModule
@@ -168,6 +169,23 @@ def test_measure_reads_a_saved_file(files: Path) -> None:
     assert found["architecture"] == "CifarResNet"
     assert found["macs_dense"] == 12_238_848
     assert 40 < found["cut_compact_percent"] < 65
+
+
+class Narrow(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y.relu()
+
+
+@pytest.mark.slow
+def test_many_models_of_one_class_are_all_compiled() -> None:
+    counters.clear()
+    bench_models({str(n): Narrow(n) for n in range(1, 11)}, torch.zeros(1, 3, 8, 8), [Setting("compile")], repeats=3)
+    assert counters["stats"]["unique_graphs"] == 10
 
 
 @pytest.mark.slow
