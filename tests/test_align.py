@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import asfp
 from asfp import ConstantSchedule, HardPruner, LinearSchedule, SoftPruner
@@ -190,3 +191,65 @@ def test_one_is_no_alignment() -> None:
     one = SoftPruner(a, 0.37, 4, schedule=ConstantSchedule(0.37)).step(1)
     two = SoftPruner(b, 0.37, 4, schedule=ConstantSchedule(0.37), align=1).step(1)
     assert one == two
+
+
+class Parts(nn.Module):
+    """A concatenation that a layer adds to: its channels are two parts, each with writers of its own."""
+
+    def __init__(self, narrow: int, wide: int) -> None:
+        super().__init__()
+        self.stem, self.more = nn.Conv2d(3, narrow, 3, padding=1), nn.Conv2d(narrow, wide - narrow, 3, padding=1)
+        self.both, self.block = nn.Conv2d(narrow, wide, 3, padding=1), nn.Conv2d(wide, wide, 3, padding=1)
+        self.last = nn.Conv2d(wide, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.cat([x, self.more(x)], 1) + self.both(x)
+        y: Tensor = self.last(x + self.block(x))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "rate"), [(48, 64, 0.4), (32, 64, 0.3), (64, 128, 0.3), (64, 96, 0.3), (64, 96, 0.7)]
+)
+def test_coupled_parts_add_up_to_a_multiple(narrow: int, wide: int, rate: float) -> None:
+    torch.manual_seed(0)
+    pruner = SoftPruner(
+        Parts(narrow, wide), rate, 1, selection="coupled", align=16, example_inputs=torch.zeros(1, 3, 8, 8)
+    )
+    pruner.step(1)
+    kept = {name: int(mask.sum()) for name, mask in pruner.masks.items()}
+    assert all(count % 16 == 0 for name, count in kept.items() if len(pruner.masks[name]) > 16)
+    assert all(kept.values())
+    assert kept["both"] == kept["block"] < wide
+
+
+class Growing(nn.Module):
+    """Option A: a narrow stream padded with zeros to a wide one."""
+
+    def __init__(self, narrow: int, wide: int) -> None:
+        super().__init__()
+        self.stem, self.widen = nn.Conv2d(3, narrow, 3, padding=1), nn.Conv2d(narrow, wide, 3, padding=1)
+        self.block, self.last = nn.Conv2d(wide, wide, 3, padding=1), nn.Conv2d(wide, 3, 1)
+        self.more = wide - narrow
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = nn.functional.pad(x, (0, 0, 0, 0, 0, self.more)) + self.widen(x)
+        y: Tensor = self.last(x + self.block(x))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "align", "rate"),
+    [(Growing(24, 44), 8, 0.1), (asfp.create_model("resnet20"), 16, 0.1), (asfp.create_model("resnet20"), 16, 0.2)],
+    ids=["24 to 44", "resnet20", "resnet20, more"],
+)
+def test_a_narrow_stage_does_not_hold_a_wide_one_down(model: nn.Module, align: int, rate: float) -> None:
+    x = torch.zeros(1, 3, 16, 16)
+    free, aligned = (
+        SoftPruner(model, rate, 1, selection="coupled", align=n, example_inputs=x).together for n in (1, align)
+    )
+    assert abs(aligned.macs(1.0) - free.macs(1.0)) < 0.07 * free.macs(0.0)
+    for layer, gone in zip(aligned.layers, aligned.per_layer(aligned.counts(1.0)), strict=True):
+        assert layer.filters <= align or not gone or (layer.filters - gone) % align == 0

@@ -37,15 +37,18 @@ def align_kept(
     - fewer than n should stay: n stay;
     - more should stay than its largest multiple of n: that, or all of them, whichever is nearer;
     - the multiple above would need channels that others prune: `inner` names, for each layer, those that write a part
-      of its channels and prune them for both.
+      of its channels and prune them for both. In the end such a layer takes the multiple above after all, and those
+      others keep what it needs, where that comes closer to the multiply-adds.
 
     >>> align_kept([64, 64, 128, 8], [45, 45, 90, 6], 16, sum)
     [48, 48, 80, 6]
     """
     choices = [_choices(size, kept, n) for size, kept in zip(sizes, asked, strict=True)]
+    held: dict[int, tuple[int, ...]] = {}
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i]):
         most = sizes[i] - max((sizes[j] - choices[j][0] for j in (inner[i] if inner else ())), default=0)
         if choices[i][-1] > most and sizes[i] > n:
+            held[i] = choices[i]
             choices[i] = (choices[i][0] if len(choices[i]) == 2 else max(n, most // n * n),)
     goal = macs(asked)
     kept = [pair[0] if len(pair) == 1 else count for pair, count in zip(choices, asked, strict=True)]
@@ -67,7 +70,25 @@ def align_kept(
     for i in sorted(steps.keys() - order, key=lambda i: (steps[i], i)):
         if abs(macs(kept) - goal) > CLOSE * goal:
             kept[i] = min(choices[i], key=lambda c: abs(total(i, c) - goal))
+    for i in sorted(held, key=lambda i: sizes[i]):
+        for count in held[i]:
+            other = _lifted(kept, i, count, sizes, n, inner)
+            if abs(macs(other) - goal) < abs(macs(kept) - goal):
+                kept = other
     return kept
+
+
+def _lifted(
+    kept: Sequence[int], i: int, count: int, sizes: Sequence[int], n: int, inner: Sequence[Sequence[int]]
+) -> list[int]:
+    """The counts with one layer at `count`, and those that write a part of its channels at what that needs."""
+    result = [*kept[:i], count, *kept[i + 1 :]]
+    for whole in sorted((i, *inner[i]), key=lambda j: -sizes[j]):
+        for part in inner[whole]:
+            least = sizes[part] - (sizes[whole] - result[whole])
+            if result[part] < least:
+                result[part] = least if sizes[part] <= n else min(sizes[part], -(-least // n) * n)
+    return result
 
 
 def _heavy(

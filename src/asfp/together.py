@@ -63,7 +63,7 @@ class Together:
         self._readers = [(layer.name, self._writers_of(ids)) for layer, ids in selected.readers]
         self._tables: dict[torch.device, tuple[Tensor, list[Tensor]]] = {}
         self._kept = self._align() if align > 1 else []
-        self._goal = self.counts(1.0)
+        self._goal = self._settle([self._count(i, layer, 1.0) for i, layer in enumerate(self.layers)])
 
     def _find_joint(self, selection: str) -> list[int]:
         """The layers that choose together with others."""
@@ -99,6 +99,8 @@ class Together:
 
     def counts(self, share: float) -> list[int]:
         """For each unit, how many of its channels are pruned at `share` of each layer's goal; never more than at it."""
+        if share >= 1.0 and self.align > 1:
+            return list(self._goal)
         counts = self._split([self._count(i, layer, share) for i, layer in enumerate(self.layers)])
         if share >= 1.0 or not self._groups:
             return counts
@@ -127,8 +129,10 @@ class Together:
         return found
 
     def _count(self, i: int, layer: Layer, share: float) -> int:
-        if self.align == 1 or layer.filters <= self.align:
+        if self.align == 1:
             return count_pruned(layer.filters, share * layer.goal)
+        if layer.filters <= self.align:
+            return min(count_pruned(layer.filters, share * layer.goal), layer.filters - self._kept[i])
         return count_on_the_way(layer.filters, self._kept[i], self.align, share)
 
     def _split(self, targets: Sequence[int]) -> list[int]:
@@ -150,6 +154,43 @@ class Together:
                 done[i] += count * repeat
             counts.append(count)
         return counts
+
+    def _settle(self, targets: Sequence[int]) -> list[int]:
+        """The units' counts at the goal. Aligned, a group of channels that is one of several parts of a layer keeps
+        more or fewer where that makes a multiple of the layer's sum; of those ways the one closest in multiply-adds.
+        """
+        counts = self._split(targets)
+        if self.align == 1 or not self._groups:
+            return counts
+        costs, first = self.costs(), len(self.units) - len(self._groups)
+        odd = self._odd(counts)
+        while odd:
+            ways = []
+            for u, unit in enumerate(self._groups, first):
+                if any(i in odd for i, _ in unit.writers):
+                    trials = [[*counts[:u], gone, *counts[u + 1 :]] for gone in range(unit.size + 1)]
+                    ways += [(self._odd(trial), trial) for trial in trials]
+            goal = costs.macs([u.size - c for u, c in zip(self.units, counts, strict=True)])
+            better = [(len(left), trial) for left, trial in ways if left is not None and len(left) < len(odd)]
+            if not better:
+                break
+            fewest = min(left for left, _ in better)
+            counts = min(
+                (trial for left, trial in better if left == fewest),
+                key=lambda trial: abs(costs.macs([u.size - c for u, c in zip(self.units, trial, strict=True)]) - goal),
+            )
+            odd = self._odd(counts)
+        return counts
+
+    def _odd(self, counts: Sequence[int]) -> set[int] | None:
+        """The layers that would keep neither a multiple nor all of their filters, though they are wide enough; None
+        where one would keep nothing.
+        """
+        gone = self.per_layer(counts)
+        if any(layer.filters == count for layer, count in zip(self.layers, gone, strict=True)):
+            return None
+        wide = ((i, count) for i, count in enumerate(gone) if count and self.layers[i].filters > self.align)
+        return {i for i, count in wide if (self.layers[i].filters - count) % self.align}
 
     def _align(self) -> list[int]:
         """How many filters each layer keeps in the end; layers that write the same channels keep the same number."""

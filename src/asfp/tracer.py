@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import operator
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -27,7 +28,9 @@ _RECORDED: dict[ModuleType, tuple[str, ...]] = {
     torch: ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"),
     builtins: ("len", "max", "min"),
 }
+_LEN = len  # while tracing, builtins.len is another
 _MISSING = object()
+_PROXIES = str(inspect.getsourcefile(fx.Proxy))
 _OWN = {str(Path(__file__).with_name(name)) for name in ("trace.py", "tracer.py", "fake.py")}
 
 
@@ -93,7 +96,8 @@ class _ShapedProxy(fx.Proxy):
 
     def _taken_for_a_number(self) -> None:
         """Remember where forward made a plain number of a size: the graph holds for this size only."""
-        self.node.meta["number"] = line_of(traceback.extract_stack()) or "an unknown line"
+        line = line_of(traceback.extract_stack()) or "an unknown line"
+        self.node.meta.setdefault("number", {})[_instruction()] = line
 
     def _augmented(self, function: Any, other: Any) -> Any:
         """`x += y` writes into a tensor, which others may hold; a number it replaces."""
@@ -179,7 +183,9 @@ class ShapeTracer(fx.Tracer):
         def record(*args: Any, **kwargs: Any) -> Any:
             if self.evaluating:
                 return function(*args, **kwargs)
-            inner = () if function is len else args  # the length of a list of values is known
+            if function is _LEN and isinstance(args[0], _ShapedProxy) and isinstance(args[0].val, (tuple, list, dict)):
+                return _LEN(args[0].val)
+            inner = () if function is _LEN else args  # the length of a list of values is known
             if any(isinstance(a, fx.Proxy) for a in args) or any(_holds_proxy(a) for a in inner):
                 return self.create_proxy("call_function", function, args, kwargs)
             return function(*args, **kwargs)
@@ -196,6 +202,7 @@ class ShapeTracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        _forget_parsing(proxy.node)
         if self.fake is not None and kind != "output":
             proxy.node.meta["val"] = self._evaluate(proxy.node)
         return proxy
@@ -207,7 +214,9 @@ class ShapeTracer(fx.Tracer):
         return node
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self.evaluating else super().call_module(m, forward, args, kwargs)
+        if self.evaluating:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, *_by_position(m, args, kwargs))
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         return attr_val if self.evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -254,6 +263,35 @@ class ShapeTracer(fx.Tracer):
     def _fake(self, value: Any) -> Any:
         assert self.fake is not None
         return fakes(self.fake, value)
+
+
+def _instruction() -> tuple[Any, int]:
+    """Where the traced program is: the code and the place in it of the call that led here."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename in _OWN or frame.f_code.co_filename == _PROXIES):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def _forget_parsing(node: fx.Node) -> None:
+    """torch's functions ask a size for its number before they see that it is traced, and is to be an argument.
+
+    So what was asked by the very call that has become this node made no number of it.
+    """
+    asked = [source for source in node.all_input_nodes if "number" in source.meta]
+    for source in asked:
+        source.meta["number"].pop(_instruction(), None)
+        if not source.meta["number"]:
+            del source.meta["number"]
+
+
+def _by_position(module: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module's call in order where they were given by name: `conv(input=x)` as `conv(x)`."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # they do not fit, which the call itself says best
+        return tuple(args), kwargs
+    return bound.args, bound.kwargs
 
 
 def _holds_proxy(value: Any) -> bool:

@@ -55,6 +55,33 @@ class Inner(nn.Module):
         return x
 
 
+class Named(nn.Module):
+    """Every call by name, and any number of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norm, self.pool, self.drop = nn.BatchNorm2d(16), nn.MaxPool2d(2), nn.Dropout()
+        self.last = nn.Conv2d(16, 4, 1)
+
+    def forward(self, *images: Tensor) -> Tensor:
+        x = self.pool(input=self.norm(input=self.first(input=images[0])))
+        x = x + self.drop(input=self.second(input=x))
+        y: Tensor = self.last(input=x)
+        return y + len(images)
+
+
+@pytest.mark.parametrize("layout", ["least", "auto", "zeros"])
+def test_calls_by_name(layout: str) -> None:
+    torch.manual_seed(0)
+    model, x = Named().double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    nn.init.normal_(model.norm.bias)
+    asfp.SoftPruner(model, 0.5, 1, example_inputs=x).step(1)
+    small = asfp.compact(model, x, layout=layout)
+    assert small.plan.macs_after < small.plan.macs_before
+    assert_equal(model, small, (2, 3, 8, 8), (1, 3, 10, 12))
+
+
 def test_untraceable_names_the_line_and_the_ways_out() -> None:
     with pytest.raises(asfp.TraceError, match=r"test_inputs\.py:\d+, in forward: \"if x\.sum\(\) > 0:\".*leaf_modules"):
         asfp.compact(Branching(), torch.zeros(1, 3, 8, 8))

@@ -110,6 +110,31 @@ def test_a_size_made_a_plain_number_is_refused(how: Callable[[Any], Any]) -> Non
         asfp.compact(model, normal(2, 3, 8, 8))
 
 
+SIZED: dict[str, Callable[..., Any]] = {
+    "size()": lambda s, x: F.avg_pool2d(x, x.size()[3]),
+    "size(3)": lambda s, x: F.avg_pool2d(x, x.size(3)),
+    "shape": lambda s, x: F.avg_pool2d(x, x.shape[2:]),
+    "by name": lambda s, x: F.avg_pool2d(x, kernel_size=x.size()[2:]),
+    "narrow": lambda s, x: torch.narrow(x, 2, 1, x.size(2) - 2),
+    "reshape": lambda s, x: torch.reshape(x, (x.size(0), 8, x.size(2) * x.size(3), 1)),
+    "roll": lambda s, x: torch.roll(x, x.size(2) // 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_a_size_may_be_an_argument(name: str) -> None:
+    model = Net(lambda s, x: s.b(SIZED[name](s, s.a(x))), a=conv(), b=conv(8, 4)).double().eval()
+    small = asfp.compact(model, normal(2, 3, 8, 8))
+    assert small.plan.macs_after < small.plan.macs_before
+    assert_equal(model, small, (2, 3, 8, 8), (1, 3, 12, 12), (3, 3, 6, 6))
+
+
+def test_an_argument_and_a_number_in_one_line() -> None:
+    model = Net(lambda s, x: F.avg_pool2d(s.b(s.a(x)), x.size(2), int(x.size(2))), a=conv(), b=conv(8, 4)).double()
+    with pytest.raises(asfp.TraceError, match="into a plain number"):
+        asfp.compact(model, normal(2, 3, 8, 8))
+
+
 def test_constants_have_the_precision_of_their_place() -> None:
     model = Net(lambda s, x: s.a(x).half(), a=conv()).eval()
     x = torch.randn(2, 3, 8, 8)

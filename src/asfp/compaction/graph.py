@@ -48,8 +48,9 @@ def program(model: nn.Module, example_inputs: Example, leaf_modules: tuple[Leaf,
 def _check_numbers(traced: fx.GraphModule) -> None:
     """Refuse a forward that made a plain number of a size which other inputs change."""
     for node in traced.graph.nodes:
-        where = node.meta.pop("number", None)
-        if where is not None and any(other != node.meta["val"] for other in node.meta["others"]):
+        asked = node.meta.pop("number", None)
+        if asked and any(other != node.meta["val"] for other in node.meta["others"]):
+            where = next(iter(asked.values()))
             raise TraceError(
                 f"forward turns a size that depends on the input into a plain number at {where}, so a graph of it "
                 "would hold for this one size only: use the size as it is (no int(), float() or range() around it), or "
