@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,6 +91,44 @@ def test_a_prediction_that_is_off_is_corrected_by_what_was_measured() -> None:
     torch.manual_seed(0)
     found = rate_for_latency(Weighted(), torch.zeros(1, 3, 64, 64), 0.8, engine="torch", layout="least", repeats=7)
     assert found.rounds > 1
+
+
+class Rising(nn.Module):
+    """By layout auto, more of it is left at the highest rates than at some below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        y: Tensor = self.last(self.up(x + self.second(input=x)))
+        return y
+
+
+@pytest.mark.parametrize("target", [0.25, 0.5])
+def test_the_rate_is_small_also_where_zeros_stay(target: float) -> None:
+    torch.manual_seed(0)
+    model, x = Rising(), torch.zeros(2, 3, 16, 16)
+    found = rate_for_macs(model, x, target, layout="auto")
+    assert found.met
+    for rate in np.arange(0.05, found.rate, 0.05):
+        twin = copy.deepcopy(model)
+        asfp.SoftPruner(twin, float(rate), 1, example_inputs=x).step(1)
+        plan = asfp.compact(twin, x, layout="auto").plan
+        assert plan.macs_after > target * plan.macs_before
+
+
+def test_inputs_to_targets() -> None:
+    torch.manual_seed(0)
+    x = torch.zeros(1, 3, 16, 16)
+    for find in (rate_for_macs, rate_for_latency):
+        with pytest.raises(AsfpError, match=r"expected a torch\.nn\.Module, got str"):
+            find("resnet8", x, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(AsfpError, match="one tensor as input, got tuple"):
+        rate_for_latency(Rising(), (x, x), 0.5)  # type: ignore[arg-type]
+    assert rate_for_latency(Rising(), (x,), 0.9, engine="torch", repeats=3).outcome > 0  # type: ignore[arg-type]
 
 
 LAYERS = {

@@ -260,3 +260,44 @@ def test_a_border_that_was_kept_follows_sizes_weights_and_modes() -> None:
     with torch.no_grad():
         assert twin(torch.zeros(1, 4, 5, 5), torch.zeros(1, 2, 5, 5)).dtype == torch.float32
     assert pickle.loads(pickle.dumps(border))._kept == (None, None, None)
+
+
+@pytest.mark.parametrize("layout", [3, None, ["auto"], "outo"])
+def test_a_layout_that_is_none(layout: Any) -> None:
+    with pytest.raises(asfp.AsfpError, match="is unknown: use one of least, auto, zeros"):
+        asfp.compact(nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8), layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tune": True}, "tune=True is no engine"),
+        ({"tune": "touch"}, "Did you mean torch"),
+        ({"tune": "torch", "layout": "zeros"}, "leave out layout='zeros'"),
+    ],
+)
+def test_a_tuning_that_cannot_be(options: Any, says: str) -> None:
+    with pytest.raises(asfp.AsfpError, match=says):
+        asfp.compact(nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8), **options)
+
+
+class Reading(nn.Module):
+    """A branch that reads the stream it adds to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.last = nn.ConvTranspose2d(32, 16, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        y: Tensor = self.last(x + self.second(x))
+        return y
+
+
+def test_zeros_that_another_layer_would_read_have_their_price() -> None:
+    torch.manual_seed(0)
+    model, x = Reading(), torch.zeros(2, 3, 16, 16)
+    asfp.SoftPruner(model, 0.95, 1, example_inputs=x).step(1)
+    plans = {layout: asfp.compact(model, x, layout=layout).plan for layout in ("least", "auto", "zeros")}
+    assert plans["least"].macs_after < plans["auto"].macs_after < 0.25 * plans["zeros"].macs_after

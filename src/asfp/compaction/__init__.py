@@ -89,6 +89,8 @@ def compact(
     (15872, 9920)
     """
     prices = prices_of(layout)
+    if tune is not None and prices != prices_of("least"):
+        raise AsfpError(f"tune={tune!r} measures which layout is fastest: leave out layout={layout!r}")
     reference = _reference(model, example_inputs)
     traced = _program(reference, example_inputs, leaf_modules)
 

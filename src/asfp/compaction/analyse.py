@@ -43,6 +43,7 @@ class Analysis:
         self.full: set[fx.Node] = set()
         self.existing: set[fx.Node] = set()
         self.ops = [self._op(node) for node in traced.graph.nodes]
+        self.places = {op.node: place for place, op in enumerate(self.ops)}
         shared = shared_layers(traced)
         for op in self.ops:
             self.rules[op.node] = rule_for(op, shared.get(str(op.node.target)))
@@ -101,6 +102,10 @@ class Analysis:
         if not known.all_live or len(known.axes) != 1 or not 0 <= axis < ndim or not is_static(node, axis):
             raise Unsupported("its input's channels are not where it expects them")
         return all_live(axis, shape_of(node)[axis])
+
+    def place(self, node: Any) -> int:
+        """Where a node stands in the graph; -1 for what is none."""
+        return self.places.get(node, -1) if isinstance(node, fx.Node) else -1
 
     def value_of(self, node: fx.Node) -> Tensor:
         """The tensor that a `get_attr` node stands for."""

@@ -77,8 +77,9 @@ def prices_of(layout: str | Prices) -> Prices:
     """
     if isinstance(layout, Prices):
         return layout
-    if layout not in LAYOUTS:
-        raise AsfpError(f"layout={layout!r} is unknown: use one of {', '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        hint = nearest(str(layout), LAYOUTS)
+        raise AsfpError(f"layout={layout!r} is unknown: use one of {', '.join(LAYOUTS)}.{hint}")
     return LAYOUTS[layout]
 
 
@@ -259,7 +260,17 @@ def reading_macs(user: fx.Node, state: Analysis) -> float:
     """What one more input channel costs a layer."""
     if not isinstance(state.rules[user], Weighted):
         return 0.0 if isinstance(state.rules[user], Size) else math.inf
-    return int(state.channels_of(user).live.sum()) * _use(user, state)
+    return _made(user, state) * _use(user, state)
+
+
+def _made(node: fx.Node, state: Analysis) -> int:
+    """How many channels a layer will have as far as that is settled: zero filters that stay are among them."""
+    made = state.channels_of(node).live | state.need[node]
+    while len(node.users) == 1 and isinstance(state.rules[user := next(iter(node.users))], ALONG):
+        if user not in state.need or state.need[user].shape != made.shape:
+            break
+        node, made = user, made | state.need[user]
+    return int(made.sum())
 
 
 def _use(node: fx.Node, state: Analysis) -> float:

@@ -43,8 +43,9 @@ def fastest(
     """
     from asfp.bench import ENGINES, Setting, bench_models
 
-    if engine not in ENGINES:
-        raise AsfpError(f"tune={engine!r} is no engine: use one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}")
+    if not isinstance(engine, str) or engine not in ENGINES:
+        hint = nearest(str(engine), ENGINES)
+        raise AsfpError(f"tune={engine!r} is no engine: use one of {', '.join(ENGINES)}.{hint}")
     args, kwargs = as_arguments(example)
     if kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
         raise AsfpError(

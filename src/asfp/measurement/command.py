@@ -75,7 +75,9 @@ def find_target(
     source = parse_source(text)
     if source.path is not None or source.rate is not None:
         raise AsfpError(f"{text} has a rate already: give the name of a dense model, e.g. {source.name or 'resnet56'}")
-    if (macs is None) == (latency is None):
+    if macs is None and latency is None:
+        raise AsfpError("these options go with a target: give --target-macs or --target-latency as well, e.g. 0.5")
+    if macs is not None and latency is not None:
         raise AsfpError("give --target-macs or --target-latency, not both")
     if macs is not None and engine is not None:
         raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency")

@@ -22,6 +22,8 @@ STEP = 0.005
 """Rates are looked for in multiples of this."""
 LAST = 190
 """The highest of them: 0.95."""
+COARSE = 10
+"""In steps of so many, where the last rate does not meet a target."""
 ROUNDS = 3
 """How often a prediction is corrected at most."""
 SLACK = 0.03
@@ -91,13 +93,13 @@ def rate_for_macs(
     (True, True)
     """
     _check("target_macs", target)
-    cut = _cutter(model, example, selection, align, layout)
-    rate = _smallest(lambda step: _macs_share(cut(step)) <= target)
+    cut = _cutter(_network(model), example, selection, align, layout)
+    rate = _smallest(lambda step: _macs_share(cut(step)) <= target, rising=layout == "auto")
     if rate is None:
-        least = _macs_share(cut(LAST))
+        least = min(_macs_share(cut(step)) for step in (*range(0, LAST, COARSE), LAST))
         raise AsfpError(
-            f"target_macs={target:g} cannot be reached: at a rate of {STEP * LAST:g} there are {least:.3f} of the MACs "
-            f"left; ask for more, or prune more layers (selection='coupled')"
+            f"target_macs={target:g} cannot be reached: up to a rate of {STEP * LAST:g} at least {least:.3f} of the "
+            f"MACs are left; ask for more" + ("" if selection == "coupled" else ", or try selection='coupled'")
         )
     share = _macs_share(cut(rate))
     return Target("macs", target, _rate(rate), selection, align, layout, share, share, share)
@@ -130,6 +132,7 @@ def rate_for_latency(
     from asfp.bench import Setting, bench_models
 
     _check("target_latency", target)
+    model, example = _network(model), _image(example)
     threads = torch.get_num_threads()
     table = LayerTimes(engine, threads)
     setting = Setting(engine, batch=len(example), threads=threads)
@@ -178,6 +181,21 @@ def _check(name: str, target: float) -> None:
         raise AsfpError(f"{name}={target!r} is not a share: it must lie between 0 and 1, e.g. {name}=0.5 for half")
 
 
+def _network(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise AsfpError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model itself")
+    return model
+
+
+def _image(example: Any) -> Tensor:
+    """The example as one tensor, which may come as a tuple of one."""
+    if isinstance(example, (tuple, list)) and len(example) == 1:
+        example = example[0]
+    if not isinstance(example, Tensor):
+        raise AsfpError(f"latencies are predicted for networks with one tensor as input, got {type(example).__name__}")
+    return example
+
+
 def _rate(step: int) -> float:
     return round(STEP * step, 6)
 
@@ -204,11 +222,24 @@ def _macs_share(small: CompactModule) -> float:
     return small.plan.macs_after / small.plan.macs_before
 
 
-def _smallest(good: Callable[[int], bool]) -> int | None:
-    """The first of 0 ... LAST that is good, where all after the first good one are."""
-    if not good(LAST):
-        return None
+def _smallest(good: Callable[[int], bool], rising: bool = False) -> int | None:
+    """The first of 0 ... LAST that is good, where all after the first good one are.
+
+    With zero filters left in, more pruning may leave more. Then the first in steps of COARSE is looked for, and those
+    in front of it; also where the last one is not good.
+
+    >>> (
+    ...     _smallest(lambda step: 37 <= step < 180),
+    ...     _smallest(lambda step: step in range(37, 60) or step > 180, rising=True),
+    ... )
+    (37, 37)
+    """
     low, high = -1, LAST
+    if rising or not good(LAST):
+        found = next((step for step in (*range(0, LAST, COARSE), LAST) if good(step)), None)
+        if found is None:
+            return None
+        low, high = max(-1, found - COARSE), found
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)

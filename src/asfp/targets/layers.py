@@ -45,8 +45,13 @@ def uses_of(model: nn.Module, example: Tensor) -> list[Use]:
     [(1, 3, 6, 6)]
     """
     found: list[Use] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], made: Tensor) -> None:
+        (source,) = (*args, *named.values())
+        found.append(Use(module, tuple(source.shape), tuple(made.shape)))
+
     hooks = [
-        module.register_forward_hook(lambda m, args, y: found.append(Use(m, tuple(args[0].shape), tuple(y.shape))))
+        module.register_forward_hook(note, with_kwargs=True)
         for module in model.modules()
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
     ]

@@ -98,7 +98,8 @@ class Arithmetic(Rule):
         (a, b), axis, _ = self.operands(op, state)
         need = state.need[op.node]
         brought = False  # does an operand of the result's full extent come as a tensor?
-        for x, other in ((a, b), (b, a)):
+        # what comes later first: it may read the other, and then it is known how much of it stays
+        for x, other in sorted(((a, b), (b, a)), key=lambda pair: -state.place(pair[0].node)):
             if x.kind == "channels":
                 # where the other side alone would be too small, this one must come, constants and all
                 mine = need & x.live if self.covers(op, other, axis) else need
