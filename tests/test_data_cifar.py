@@ -89,6 +89,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["data", "cifar10", "--root", str(tmp_path)])
     assert done.exit_code == 2
     assert "Error: CIFAR-10 is not in" in done.stderr
+    assert "; add --download, or fetch https" in done.stderr
 
 
 @needs_cifar

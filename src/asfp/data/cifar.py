@@ -30,6 +30,11 @@ def cifar10(root: str | Path, download: bool = False) -> ImageData:
     ...
     asfp.errors.AsfpError: CIFAR-10 is not in /nowhere/cifar-10-batches-py: 7 of 7 files are missing or damaged ...
     """
+    return _open(root, download, "set data.download=true")
+
+
+def _open(root: str | Path, download: bool, how: str) -> ImageData:
+    """As `cifar10`; `how` says how the caller's user asks for a download."""
     from torchvision.datasets import CIFAR10
 
     problems = check_cifar10(root)
@@ -43,7 +48,7 @@ def cifar10(root: str | Path, download: bool = False) -> ImageData:
         first = next(iter(problems.items()))
         raise AsfpError(
             f"CIFAR-10 is not in {Path(root) / FOLDER}: {len(problems)} of {len(_files())} files are missing or "
-            f"damaged (e.g. {first[0]}: {first[1]}); set data.download=true, or {_by_hand(Path(root))}"
+            f"damaged (e.g. {first[0]}: {first[1]}); {how}, or {_by_hand(Path(root))}"
         )
     train, test = CIFAR10(str(root), train=True), CIFAR10(str(root), train=False)
     return ImageData(*_tensors(train), *_tensors(test), classes=10, mean=MEAN, std=STD)
@@ -79,7 +84,7 @@ def describe(name: str, root: str | Path, download: bool = False) -> str:
     """
     if name != "cifar10":
         raise AsfpError(f"there is no data set {name!r}: use cifar10")
-    data = cifar10(root, download)
+    data = _open(root, download, "add --download")
     counts = torch.bincount(data.train_labels).tolist()
     return (
         f"CIFAR-10 in {Path(root) / FOLDER}: {len(data.train_labels):,} training and {len(data.test_labels):,} test "

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from asfp.data.resident import Batch, epoch_seed
+from asfp.data.workers import worker_context
 from asfp.errors import AsfpError
 
 MEAN = (123.675, 116.28, 103.53)
@@ -21,9 +22,9 @@ STD = (58.395, 57.12, 57.375)
 class FolderData:
     """Batches of a folder of images, each a pure function of (seed, epoch, step), whatever the number of workers.
 
-    Training images are RandomResizedCrop(size) and flipped; test images are resized to size * 256 / 224 and cropped in
-    the centre. Images that cannot be read are fatal, or with `corrupt="skip"` left out, each named in a warning and
-    counted in `skipped`. Batches come as bytes; they are normalised on the device.
+    Training images are RandomResizedCrop(size) and flipped; test images, and without `augment` all, are resized to
+    size * 256 / 224 and cropped in the centre. Images that cannot be read are fatal, or with `corrupt="skip"` left out,
+    each named in a warning and counted in `skipped`. Batches come as bytes; they are normalised on the device.
 
         data = FolderData("data/imagenet", batch=256, seed=0, workers=16, device="cuda")
         for images, labels in data.train_batches(epoch=1): ...
@@ -39,6 +40,7 @@ class FolderData:
         seed: int,
         *,
         size: int = 224,
+        augment: bool = True,
         workers: int = 8,
         corrupt: str = "fatal",
         test_batch: int = 256,
@@ -55,7 +57,9 @@ class FolderData:
         self.train_size, self.test_size = len(self.train), len(self.test)
         self.batch, self.seed, self.workers, self.test_batch = batch, seed, workers, test_batch
         self.device, self.rank, self.world, self.fatal = torch.device(device), rank, world, corrupt == "fatal"
-        self.skipped: set[str] = set()
+        self.augment, self.skipped = augment, set[str]()
+        if not self.fatal:
+            _check_one_readable(self.test, Path(root) / "val")
 
     @property
     def steps(self) -> int:
@@ -68,7 +72,10 @@ class FolderData:
         return min(self.batch, self.train_size - step * self.batch)
 
     def train_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's share of the batches of an epoch, from step `start` on."""
+        """This process's share of the batches of an epoch, from step `start` on; one without a readable image is empty.
+
+        Empty is (0, 3, size, size) and (0,): the k-th batch is that of step start + k, whatever could be read.
+        """
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
         order = torch.randperm(self.train_size, generator=generator)
         shares = []
@@ -76,27 +83,28 @@ class FolderData:
             low, size = step * self.batch, self.global_size(step)
             part = order[low + self.rank * size // self.world : low + (self.rank + 1) * size // self.world]
             shares.append(part.tolist())
-        yield from self._load(
-            _Images(self.train, training_transform(self.shape[1]), epoch_seed(self.seed, epoch)), shares
-        )
+        transform = training_transform(self.shape[1]) if self.augment else test_transform(self.shape[1])
+        for images, labels in self._load(_Images(self.train, transform, epoch_seed(self.seed, epoch)), shares):
+            yield images.view(len(labels), *self.shape), labels
 
     def test_batches(self) -> Iterator[Batch]:
-        """This process's share of the test images, each exactly once."""
+        """This process's share of the test images that can be read, each exactly once."""
         mine = range(self.rank, self.test_size, self.world)
         size = max(1, self.test_batch // self.world)
         shares = [list(mine[i : i + size]) for i in range(0, len(mine), size)]
-        yield from self._load(_Images(self.test, test_transform(self.shape[1]), None), shares)
+        for images, labels in self._load(_Images(self.test, test_transform(self.shape[1]), None), shares):
+            if len(labels):
+                yield images, labels
 
     def _load(self, images: _Images, shares: list[list[int]]) -> Iterator[Batch]:
         loader: DataLoader[Any] = DataLoader(
             images, batch_sampler=shares, num_workers=self.workers, collate_fn=_collate,
-            pin_memory=self.device.type == "cuda", multiprocessing_context="forkserver" if self.workers else None,
+            pin_memory=self.device.type == "cuda", multiprocessing_context=worker_context() if self.workers else None,
         )  # fmt: skip
         for x, y, unreadable in loader:
             for path, reason in unreadable:
                 self._report(path, reason)
-            if len(y):
-                yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
     def _report(self, path: str, reason: str) -> None:
         if self.fatal:
@@ -143,7 +151,7 @@ class _Images(Dataset[Any]):
         path, label = self.samples[index]
         try:
             image = v2.functional.pil_to_tensor(self.loader(path))
-        except (OSError, SyntaxError, ValueError) as error:
+        except Exception as error:  # whatever a decoder makes of a damaged file
             return None, label, (path, f"{type(error).__name__}: {error}")
         if self.seed is None:
             return self.transform(image), label, None
@@ -152,10 +160,20 @@ class _Images(Dataset[Any]):
             return self.transform(image), label, None
 
 
+def _check_one_readable(folder: Any, where: Path) -> None:
+    """So that nobody trains an epoch before it turns out that there is nothing to test on."""
+    images = _Images(folder, lambda image: image, None)
+    if not any(images[index][2] is None for index in range(len(folder))):
+        raise AsfpError(
+            f"none of the {len(folder)} images in {where} can be read: repair them, or set another data.root"
+        )
+
+
 def _collate(items: Sequence[Any]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
     good = [(image, label) for image, label, problem in items if problem is None]
-    images = torch.stack([image for image, _ in good]) if good else torch.empty(0)
-    return images, torch.tensor([label for _, label in good]), [p for _, _, p in items if p is not None]
+    images = torch.stack([image for image, _ in good]) if good else torch.empty(0, dtype=torch.uint8)
+    labels = torch.tensor([label for _, label in good], dtype=torch.long)
+    return images, labels, [problem for _, _, problem in items if problem is not None]
 
 
 def _open(folder: Path) -> Any:
