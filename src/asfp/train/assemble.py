@@ -5,41 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asfp.data import ResidentData, cifar10, digits
 from asfp.errors import AsfpError
 from asfp.models import create_model
 from asfp.pruner import SoftPruner
-from asfp.train.config import OptimizerConfig, TrainConfig
+from asfp.train.config import GRAPH_PRECISIONS, EngineConfig, OptimizerConfig, TrainConfig
 from asfp.train.objective import Objective, cross_entropy, distillation
 from asfp.train.pruning import build_pruner, build_regrowth
 from asfp.train.regrowth import Regrowth
+from asfp.train.sources import Data, build_data
 from asfp.train.step import GraphedStep, Normalise, Step, eager_step
 from asfp.weights import load_weights
-
-
-class Data(Protocol):
-    """What the loop needs of a data set; every batch is a pure function of (seed, epoch, step)."""
-
-    classes: int
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    train_size: int
-    test_size: int
-
-    @property
-    def steps(self) -> int: ...
-    def global_size(self, step: int) -> int: ...
-    def train_batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
-    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass
@@ -85,17 +67,31 @@ def start_fabric(config: TrainConfig) -> Any:
         fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy, precision=precision
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ImportError) as error:
         raise AsfpError(
             f"engine.accelerator={accelerator!r}, devices={devices}, precision={precision!r}: {error}"
         ) from error
-    fabric.launch()
+    if nodes > 1:
+        _check_other_nodes(fabric, nodes, devices)
+    if os.environ.get("LT_CLI_USED") != "1":  # `fabric run` has started the processes already
+        fabric.launch()
     if engine.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(engine.deterministic)
     torch.backends.cudnn.deterministic = engine.deterministic
     torch.backends.cudnn.benchmark = not engine.deterministic
     return fabric
+
+
+def _check_other_nodes(fabric: Any, nodes: int, devices: int) -> None:
+    """Without a launcher, processes of several machines would wait for each other and say nothing."""
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+
+    if isinstance(fabric.strategy.cluster_environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
+        raise AsfpError(
+            f"engine.nodes={nodes} needs a launcher on every machine: torchrun --nnodes={nodes} "
+            f"--nproc-per-node={devices} --rdzv-backend=c10d --rdzv-endpoint=FIRST_MACHINE:29500 -m asfp train ..."
+        )
 
 
 def assemble(config: TrainConfig, fabric: Any) -> Parts:
@@ -120,11 +116,7 @@ def assemble(config: TrainConfig, fabric: Any) -> Parts:
         model.to(memory_format=torch.channels_last)
     mean, std = config.data.mean or data.mean, config.data.std or data.std
     normalise = Normalise(mean, std, engine.channels_last).to(fabric.device)
-    mode = engine.compile
-    if mode == "auto":
-        mode = "graph" if fabric.device.type == "cuda" and fabric.world_size == 1 else "eager"
-    if mode == "graph" and (fabric.device.type != "cuda" or fabric.world_size > 1):
-        raise AsfpError("engine.compile='graph' is for one GPU: use 'compile' or 'eager'")
+    mode = step_mode(engine, fabric)
     optimizer = build_optimizer(config.optimizer, model, capturable=mode == "graph", device=fabric.device)
     pruner = build_pruner(config, model, data)
     regrowth = build_regrowth(config, model, data, pruner, optimizer)
@@ -141,34 +133,20 @@ def assemble(config: TrainConfig, fabric: Any) -> Parts:
     return Parts(fabric, model, data, normalise, optimizer, pruner, regrowth, step, mode)
 
 
-def build_data(config: TrainConfig, fabric: Any) -> Data:
-    """The data set that the config names.
+def step_mode(engine: EngineConfig, fabric: Any) -> str:
+    """eager, compile or graph: what `engine.compile` asks for, or the fastest that is right here.
 
     >>> from types import SimpleNamespace
-    >>> from asfp.train.config import DataConfig
-    >>> one = SimpleNamespace(device=torch.device("cpu"), global_rank=0, world_size=1)
-    >>> build_data(TrainConfig(data=DataConfig(name="digits")), one).shape
-    (1, 16, 16)
+    >>> gpu = SimpleNamespace(device=torch.device("cuda"), world_size=1)
+    >>> step_mode(EngineConfig(), gpu), step_mode(EngineConfig(precision="16-mixed"), gpu)
+    ('graph', 'eager')
     """
-    data = config.data
-    if data.name == "imagefolder":
-        from asfp.data.folder import FolderData
-
-        return FolderData(
-            data.root, data.batch, config.seed, size=data.size or 224, workers=data.workers, corrupt=data.corrupt,
-            test_batch=data.test_batch, device=fabric.device, rank=fabric.global_rank, world=fabric.world_size,
-        )  # fmt: skip
-    if data.name == "cifar10":
-        if data.size not in (0, 32):
-            raise AsfpError(f"data.size={data.size}: CIFAR-10's images are 32x32, leave data.size out")
-        images = cifar10(data.root, data.download)
-    else:
-        images = digits(data.size or 16)
-    augment = data.augment == "crop-flip" or (data.augment == "auto" and data.name == "cifar10")
-    return ResidentData(
-        images, fabric.device, data.batch, config.seed, augment=augment, test_batch=data.test_batch,
-        rank=fabric.global_rank, world=fabric.world_size,
-    )  # fmt: skip
+    one_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
+    if engine.compile == "auto":
+        return "graph" if one_gpu and engine.precision in GRAPH_PRECISIONS else "eager"
+    if engine.compile == "graph" and not one_gpu:
+        raise AsfpError("engine.compile='graph' is for one GPU: use 'compile' or 'eager'")
+    return engine.compile
 
 
 def build_model(config: TrainConfig, data: Data) -> nn.Module:
@@ -191,12 +169,39 @@ def _create(config: TrainConfig, data: Data, name: str, more: dict[str, Any], ke
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = create_model(name, **(options | more))
+        _check_output(model, name, data)
     if weights:
         path = Path(weights)
         if not path.exists():
             raise AsfpError(f"{key}={str(path)!r}: there is no such file; train the dense recipe first")
         load_weights(model, path)
     return model
+
+
+def _check_output(model: nn.Module, name: str, data: Data) -> None:
+    """The model is run on two images, in both modes, and left as it was."""
+    example = torch.zeros(2, *data.shape)
+    for mode, training in (("evaluation", False), ("training", True)):
+        model.train(training)
+        buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}  # batch norm's statistics
+        try:
+            with torch.no_grad():
+                output = torch.func.functional_call(model, buffers, (example,))
+        except Exception as error:
+            raise AsfpError(
+                f"{name} cannot take images of {data.shape} ({str(error).partition(chr(10))[0]}): set data.size or "
+                "model.options, or choose another model"
+            ) from error
+        if not isinstance(output, Tensor):
+            raise AsfpError(
+                f"{name} gives a {type(output).__name__} in {mode}, not one tensor of scores: turn its other outputs "
+                "off, e.g. model.options.aux_logits=false, or choose another model"
+            )
+        if output.shape != (2, data.classes):
+            raise AsfpError(
+                f"{name} gives {tuple(output.shape[1:])} scores an image, the data has {data.classes} classes: leave "
+                "num_classes out of model.options, or choose a model that classifies"
+            )
 
 
 def build_objective(config: TrainConfig, model: nn.Module, data: Data) -> Objective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ CORRUPT = ("fatal", "skip")
 PROGRESS = ("auto", "rich", "plain", "none")
 MOMENTUM = ("keep", "zero")
 NORM = ("keep", "reset")
+GRAPH_PRECISIONS = ("auto", "32-true", "32", "bf16-mixed", "bf16")
+"""Those of a captured step, which goes around lightning.fabric: no scaled loss, no weights of another type."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class DataConfig:
     batch: int = 128
     test_batch: int = 1000
     augment: str = "auto"
+    """auto is crop-flip, for digits none. Of folders, crop-flip is a random crop, resized, and a flip."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """Of 255, one a channel, to normalise by; empty for the data set's own."""
@@ -60,6 +64,17 @@ class DataConfig:
         _at_least("data.test_batch", self.test_batch, 1)
         _at_least("data.workers", self.workers, 0)
         _at_least("data.size", self.size, 0)
+        if self.name == "digits" and (self.mean or self.std):
+            raise AsfpError(
+                "data.mean and data.std are not for data.name=digits, which is normalised already: leave out"
+            )
+        for key in ("mean", "std"):
+            values = getattr(self, key)
+            if values and not (len(values) == 3 and all(0.0 <= v <= 255.0 and (v or key == "mean") for v in values)):
+                raise AsfpError(
+                    f"data.{key}={list(values)}: it must be 3 numbers of 255, one a channel"
+                    f"{', above 0' if key == 'std' else ''}, or left out for the data set's own"
+                )
 
 
 @dataclass(frozen=True)
@@ -78,8 +93,18 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _one_of("optimizer.schedule", self.schedule, LR_SCHEDULES)
-        if not 0.0 < self.lr < 1e3:
-            raise AsfpError(f"optimizer.lr={self.lr!r} is not a learning rate: use a number above 0, e.g. 0.1")
+        for key in ("lr", "warmup_lr"):
+            if not 0.0 < getattr(self, key) < 1e3:
+                raise AsfpError(
+                    f"optimizer.{key}={getattr(self, key)!r} is not a learning rate: use a number above 0, e.g. 0.1"
+                )
+        _at_least("optimizer.warmup_epochs", self.warmup_epochs, 0)
+        if not 0.0 <= self.momentum < 1.0:
+            raise AsfpError(f"optimizer.momentum={self.momentum}: it must be at least 0 and below 1, e.g. 0.9")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise AsfpError(f"optimizer.weight_decay={self.weight_decay}: it must be at least 0, e.g. 5e-4")
+        if not 0.0 < self.gamma <= 1.0:
+            raise AsfpError(f"optimizer.gamma={self.gamma}: it must lie above 0 and at most at 1, e.g. 0.1")
         if any(b <= a for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
             raise AsfpError(f"optimizer.milestones={list(self.milestones)}: they must be epochs from 1 on, rising")
         if self.nesterov and self.momentum == 0.0:
@@ -155,6 +180,8 @@ class DistillConfig:
     temperature: float = 4.0
 
     def __post_init__(self) -> None:
+        if self.model and not self.weights:
+            raise AsfpError(f"distill.model={self.model!r} without weights teaches nothing: set distill.weights, too")
         if not 0.0 < self.alpha <= 1.0:
             raise AsfpError(f"distill.alpha={self.alpha}: it must lie above 0 and at most at 1, e.g. 0.5")
         if not 0.0 < self.temperature < 1e3:
@@ -171,7 +198,8 @@ class EngineConfig:
     precision: str = "auto"
     """As in lightning.fabric, e.g. "32-true", "bf16-mixed"; auto is bf16-mixed on a GPU that has it, else 32-true."""
     compile: str = "auto"
-    """eager; compile: torch.compile; graph: that and a CUDA graph of the whole step. auto: graph on one GPU."""
+    """eager; compile: torch.compile; graph: that and a CUDA graph of the whole step. auto: graph on one GPU, in the
+    precisions that it is for (32-true and bf16-mixed), else eager."""
     channels_last: bool = True
     sync_bn: bool = False
     deterministic: bool = False
@@ -182,6 +210,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("engine.compile", self.compile, COMPILE)
+        if self.compile == "graph" and self.precision not in GRAPH_PRECISIONS:
+            raise AsfpError(
+                f"engine.compile=graph is not for engine.precision={self.precision}: use bf16-mixed or 32-true, or "
+                "engine.compile=auto"
+            )
         _one_of("engine.progress", self.progress, PROGRESS)
         _at_least("engine.devices", self.devices, 1)
         _at_least("engine.nodes", self.nodes, 1)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asfp.train.assemble import Data
+from asfp.errors import AsfpError
+from asfp.train.sources import Data
 
 
 @torch.no_grad()
@@ -25,7 +26,8 @@ def predict(
     (torch.Size([360]), torch.Size([360]))
     """
     model.eval()
-    found, labels = [], []
+    none = torch.empty(0, dtype=torch.long, device=next(model.parameters()).device)  # a process may have no images
+    found, labels = [none], [none]
     for images, truth in data.test_batches():
         x = normalise(images)
         found.append(model(x if dtype is None else x.to(dtype)).argmax(1))
@@ -45,7 +47,10 @@ def accuracy(fabric: Any, model: nn.Module, data: Data, normalise: nn.Module) ->
     """
     with fabric.autocast():
         found, labels = predict(model, data, normalise, next(model.parameters()).dtype)
-    return total(fabric, (found == labels).sum()) / total(fabric, torch.tensor(len(labels), device=labels.device))
+    right, images = (total(fabric, count) for count in ((found == labels).sum(), (labels >= 0).sum()))
+    if not images:
+        raise AsfpError("there is no test image that can be read: repair those under data.root, or set another one")
+    return right / images
 
 
 def total(fabric: Any, count: Tensor) -> int:
