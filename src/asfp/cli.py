@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from asfp.errors import AsfpError
+from asfp.errors import AsfpError, Interrupted, out_of_room
 from asfp.version import __version__
 
 
@@ -29,13 +29,28 @@ class Commands(TyperGroup):
             message, code = f"Error: {_describe(error)}", 2
         except KeyboardInterrupt as stop:
             message, code = str(stop) or "Stopped.", 130
-        typer.echo(message, err=True)
+            if isinstance(stop, Interrupted):
+                message, code = "" if stop.silent else message, stop.code
+        if message:
+            typer.echo(message, err=True)
         raise typer.Exit(code)
 
 
 def _describe(error: OSError) -> str:
+    """What failed, and the fix where it is known."""
+    from urllib.error import HTTPError, URLError
+
+    if isinstance(error, URLError):
+        import torch
+
+        what = f"{error.url}: {error}" if isinstance(error, HTTPError) else str(error.reason)
+        return (
+            f"a download failed ({what}); check the network, or put the file into {torch.hub.get_dir()}/checkpoints "
+            "by hand (pretrained weights are looked for there first) and run the same command again"
+        )
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; free the space or choose another folder"
+    hint = "; free the space or choose another folder" if out_of_room(error) else ""
+    return f"{where}{error.strerror or error}{hint}"
 
 
 app = typer.Typer(

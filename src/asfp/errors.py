@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import signal
 from collections.abc import Iterable
 
 
@@ -23,6 +25,29 @@ class TraceError(AsfpError):
 
 class VerificationError(AsfpError):
     """A compact model does not compute what the original does; the message names the first layer that differs."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, at a moment from which the work can go on; the message says how.
+
+    `code` is the exit code that shells expect; `silent` where another process of the same run says it already.
+
+    >>> Interrupted("Stopped.", signal.SIGTERM).code, Interrupted("Stopped.").code
+    (143, 130)
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.silent = 128 + int(number), silent
+
+
+def out_of_room(error: OSError) -> bool:
+    """Whether a disk or a quota is full, or a file larger than allowed.
+
+    >>> out_of_room(OSError(errno.ENOSPC, "No space left on device")), out_of_room(FileExistsError())
+    (True, False)
+    """
+    return error.errno in {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> str:

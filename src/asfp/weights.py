@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,37 @@ from asfp.errors import AsfpError
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state")
 _PREFIXES = ("module.", "_orig_mod.")
 
+CHECKPOINT = b"asfp checkpoint 1 "
+"""How a checkpoint of `asfp train` begins; the SHA-256 of what follows the first line comes next."""
+
+
+def checkpoint_payload(path: Path) -> bytes:
+    """What `asfp train` saved in a checkpoint, as bytes, after its digest was compared.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "checkpoint.pt"
+    >>> _ = file.write_bytes(CHECKPOINT + hashlib.sha256(b"state").hexdigest().encode() + bytes([10]) + b"state")
+    >>> checkpoint_payload(file)
+    b'state'
+    """
+    head, newline, payload = path.read_bytes().partition(b"\n")
+    if not newline or not head.startswith(CHECKPOINT):
+        raise AsfpError(f"{path} is not a checkpoint of asfp train")
+    if hashlib.sha256(payload).hexdigest().encode() != head.removeprefix(CHECKPOINT):
+        raise AsfpError(f"{path} is damaged: its digest is another one")
+    return payload
+
+
+def _is_checkpoint(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(CHECKPOINT)) == CHECKPOINT
+
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a file: safetensors, or saved by torch, bare or as the "state_dict" or "model" of a checkpoint.
 
-    The prefixes of `DataParallel` and `torch.compile` are taken off the names. Nothing in the file is executed.
+    A checkpoint.pt of `asfp train` will do as well. The prefixes of `DataParallel` and `torch.compile` are taken off
+    the names. Nothing in the file is executed.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "model.pt"
@@ -35,9 +63,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             found: Any = load_file(path)
+        elif _is_checkpoint(path):
+            found = torch.load(io.BytesIO(checkpoint_payload(path)), map_location="cpu", weights_only=True)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except (OSError, AsfpError):
         raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

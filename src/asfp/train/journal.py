@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ class Journal:
         )  # what a killed run had beyond is redone
         self.filters = None if pruner is None else FilterLog(config.folder, pruner, len(history))
         board = str(config.folder / "tensorboard")
+        self.hook, threading.excepthook = threading.excepthook, _without_writers(threading.excepthook)
         self.board: Any = SummaryWriter(board, purge_step=len(history) + 1)
         kind = config.engine.progress
         self.bar = _Bar(config, steps) if kind == "rich" or (kind == "auto" and sys.stdout.isatty()) else None
@@ -81,10 +84,24 @@ class Journal:
 
     def close(self) -> None:
         """Flush everything; the journal is done."""
-        if not self.quiet:
+        if self.quiet:
+            return
+        with suppress(OSError):  # a full disk: what stopped the run says so, and pictures alone are no reason to fail
             self.board.close()
-            if self.bar is not None:
-                self.bar.close()
+        threading.excepthook = self.hook
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _without_writers(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Tell what a thread died of, as ever, but an OSError in TensorBoard's: the next call to it raises that again."""
+
+    def tell(problem: Any) -> None:
+        ours = type(problem.thread).__module__.startswith("tensorboard.") and issubclass(problem.exc_type, OSError)
+        if not ours:
+            hook(problem)
+
+    return tell
 
 
 def describe(row: Row, epochs: int) -> str:

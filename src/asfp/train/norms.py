@@ -15,6 +15,7 @@ from torch import Tensor
 
 from asfp.errors import AsfpError
 from asfp.pruner import SoftPruner
+from asfp.train.files import write_whole
 
 FILTERS = "filters.jsonl"
 
@@ -58,6 +59,14 @@ def returned(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float
     return float((gone & torch.cat([after[name] for name in before])).sum() / gone.sum().clamp(min=1))
 
 
+def _epoch_of(line: str) -> int:
+    """The epoch of a line, 0 where it is torn."""
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 class FilterLog:
     """Appends a line an epoch; on a resumed run the lines after the checkpoint's epoch are written again.
 
@@ -67,10 +76,12 @@ class FilterLog:
 
     def __init__(self, folder: Path, pruner: SoftPruner, done: int) -> None:
         self.file = folder / FILTERS
-        lines = self.file.read_text(encoding="utf-8").splitlines() if done and self.file.exists() else []
+        lines = (
+            self.file.read_text(encoding="utf-8", errors="replace").splitlines() if done and self.file.exists() else []
+        )
         head = json.dumps({"layers": {layer.name: layer.filters for layer in pruner.layers}})
-        kept = [line for line in lines[1:] if line.endswith("}") and json.loads(line)["epoch"] <= done]
-        self.file.write_text("".join(f"{line}\n" for line in [head, *kept]), encoding="utf-8")
+        kept = [line for line in lines[1:] if 0 < _epoch_of(line) <= done]
+        write_whole(self.file, "".join(f"{line}\n" for line in [head, *kept]).encode())
 
     def epoch(self, epoch: int, norms: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
         """`norms` as of before the pruning of this epoch, `masks` as of after it (empty before the first)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from asfp.artifact import save
@@ -21,6 +23,7 @@ from asfp.errors import VerificationError
 from asfp.train.assemble import Parts
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import full_float32, predict, total
+from asfp.train.files import write_whole
 from asfp.train.identity import settings
 from asfp.version import __version__
 
@@ -29,8 +32,13 @@ FORMAT = 1
 
 
 def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compact the trained model, check that it gets every test image as the masked one does, write model and record."""
+    """Compact the trained model, check that it gets every test image as the masked one does, write model and record.
+
+    The weights are written first: they are there whatever becomes of the rest.
+    """
     model = copy.deepcopy(parts.model).cpu().float().eval()
+    if parts.fabric.is_global_zero:
+        save_weights(model, config.folder / "model.pt")
     example = torch.randn(2, *parts.data.shape, generator=torch.Generator().manual_seed(0))
     small = compact(model, example)
     checked = verify(model, small, example)
@@ -55,6 +63,7 @@ def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> 
             "test_images": images,
             "predictions_that_differ": differ,
             "evaluated_in": precision,
+            **skipped(parts),
         },
         "compact": {
             "max_abs_diff": checked.max_abs_diff,
@@ -72,7 +81,6 @@ def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> 
         "epochs": columns(history),
     }
     if parts.fabric.is_global_zero:
-        torch.save(model.state_dict(), config.folder / "model.pt")
         save(small, config.folder / "compact.safetensors")
         write_record(config.folder / RECORD, record)
     return record
@@ -88,6 +96,31 @@ def _both(parts: Parts, model: nn.Module, small: CompactModule) -> tuple[Tensor,
         if not total(parts.fabric, (masked != found).sum()):
             break
     return masked, found, labels, str(dtype).removeprefix("torch.")
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """The state dict, whole or not at all; a full disk is an OSError and leaves what was there.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "model.pt"
+    >>> save_weights(nn.Linear(1, 1), file)
+    >>> list(torch.load(file, weights_only=True))
+    ['weight', 'bias']
+    """
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    write_whole(path, buffer.getbuffer())
+
+
+def skipped(parts: Parts) -> dict[str, int]:
+    """How many images could not be read and were left out, over all processes, where the data keeps them."""
+    mine = getattr(parts.data, "skipped", None)
+    if mine is None:
+        return {}
+    found: list[Any] = [mine] * parts.fabric.world_size
+    if parts.fabric.world_size > 1:
+        dist.all_gather_object(found, mine)
+    return {"skipped_images": len(set().union(*found))}
 
 
 def started_from(config: TrainConfig) -> dict[str, str]:
@@ -190,9 +223,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
      }
     }
     """
-    aside = path.with_suffix(".new")
-    aside.write_text(_pretty(record, 1) + "\n", encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, (_pretty(record, 1) + "\n").encode())
 
 
 def _pretty(value: Any, depth: int) -> str:

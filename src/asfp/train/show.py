@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from asfp.train.config import TrainConfig
@@ -9,13 +10,24 @@ from asfp.train.loop import train
 
 
 def run(config: TrainConfig) -> None:
-    """Train, with the config printed before and the result after it."""
-    quiet = config.engine.progress == "none"
+    """Train, with the config printed before and the result after it, by the first process alone."""
+    quiet = config.engine.progress == "none" or not first_process()
     if not quiet:
         print(config.to_toml(), flush=True)
     record = train(config)
     if not quiet:
         print(summary(record), f"record: {config.folder / 'record.json'}", sep="\n", flush=True)
+
+
+def first_process() -> bool:
+    """Whether this is the first of the processes of a run, by what their launcher set; true without one.
+
+    >>> first_process()
+    True
+    """
+    if "RANK" in os.environ:  # torchrun
+        return os.environ["RANK"] == "0"
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def summary(record: dict[str, Any]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from asfp.errors import Interrupted
+
 
 @contextmanager
 def stop_signals(*, patient: bool = False) -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM are put on; a second one interrupts at once, unless `patient`.
+    """A list that SIGINT and SIGTERM are put on; a second one raises `Interrupted`, unless `patient`.
 
     Outside the main thread, where Python takes no handlers, the list stays empty and the signals do what they did.
 
@@ -23,7 +25,7 @@ def stop_signals(*, patient: bool = False) -> Iterator[list[int]]:
 
     def note(number: int, frame: Any) -> None:
         if stop and not patient:
-            raise KeyboardInterrupt
+            raise Interrupted("Stopped.", number)
         stop.append(number)
 
     try:
