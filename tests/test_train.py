@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import urllib.error
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from asfp import AsfpError, load
-from asfp.data import digits
+from asfp import AsfpError, VerificationError, load
+from asfp.cli import app
+from asfp.data import ResidentData, digits
 from asfp.train import config_from, train
+from asfp.train.files import only_run
 from asfp.train.journal import read_metrics
 from asfp.train.norms import FILTERS, read_filters
 
@@ -130,8 +136,110 @@ def test_unreadable_images_are_fatal_or_named_and_counted(tmp_path: Path) -> Non
     assert len(told) == 2
     assert any("3.png is left out" in text for text in told)
     assert record["result"]["test_images"] == 9
+    assert record["result"]["skipped_images"] == 2
 
 
 def test_a_root_that_holds_no_images(tmp_path: Path) -> None:
     with pytest.raises(AsfpError, match=r"data.root must hold train/CLASS/\* and val/CLASS/\*"):
         train(config_from(folder_settings(tmp_path)))
+
+
+def empty_batches(monkeypatch: pytest.MonkeyPatch, empty: set[int]) -> list[float]:
+    """Steps, counted from 0, in which no image can be read; the list gets the loss of each step that is taken."""
+    import asfp.train.loop as loop
+
+    real, take, losses = ResidentData.train_batches, loop.take_step, []
+
+    def train_batches(self: ResidentData, epoch: int, start: int = 0) -> Iterator[Any]:
+        for step, (images, labels) in enumerate(real(self, epoch, start), start):
+            yield (images[:0], labels[:0]) if step in empty else (images, labels)
+
+    def taken(*arguments: Any) -> Any:
+        losses.append(take(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(ResidentData, "train_batches", train_batches)
+    monkeypatch.setattr(loop, "take_step", taken)
+    return losses
+
+
+def test_a_batch_without_a_readable_image_is_a_step_that_trains_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    last = len(digits(size=8).train_labels) // 64  # steps are counted from 0: the last one is short, and empty here
+    losses = empty_batches(monkeypatch, {0, 2, last})
+    config = config_from(SETTINGS | {"epochs": 1, "output": str(tmp_path)})
+    record = train(config)
+    assert len(losses) == last + 1 - 3
+    assert record["epochs"]["loss"] == [pytest.approx(sum(map(float, losses)) / len(losses), abs=1e-4)]
+
+
+def test_training_on_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty_batches(monkeypatch, set(range(100)))
+    with pytest.raises(AsfpError, match=r"epoch 1 had no image to train on \(1,437 training images"):
+        train(config_from(SETTINGS | {"output": str(tmp_path)}))
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_the_weights_are_kept_when_compaction_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*arguments: Any) -> None:
+        raise VerificationError("on purpose")
+
+    monkeypatch.setattr("asfp.train.record.compact", fail)
+    with pytest.raises(VerificationError, match="on purpose"):
+        train(config_from(SETTINGS | {"epochs": 1, "output": str(tmp_path)}))
+    assert "linear.weight" in torch.load(tmp_path / "model.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"format": 1, ', "Expecting property name"),
+        ("[1, 2]", "'list' object has no attribute 'keys'"),
+        ('{"config": {}}', "it has no compact, result, seconds"),
+        ('{"config": {"model": 3}, "result": {}, "compact": {}, "seconds": {}}', ""),
+    ],
+)
+def test_a_torn_or_foreign_record(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(AsfpError, match=rf"record.json is not the record of a run \(.*{why}.*\): delete it and run"):
+        train(config_from(SETTINGS | {"output": str(tmp_path)}))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks there")
+def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    config = config_from(SETTINGS | {"epochs": 1, "output": str(tmp_path / "run")})
+    with (
+        only_run(config.folder),
+        pytest.raises(AsfpError, match=r"another process trains in .*run: wait for it to end"),
+    ):
+        train(config)
+    assert train(config)["result"]["test_images"] == 360
+    with only_run(config.folder):
+        pass
+
+
+def test_only_a_full_disk_is_told_to_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(config_from(SETTINGS | {"output": str(tmp_path / "taken")}).to_toml())
+    done = CliRunner().invoke(app, ["train", str(recipe)])
+    assert done.exit_code == 2
+    assert "taken' cannot be made a folder (File exists): use another one with output=..." in done.stderr
+    assert "free the space" not in done.stderr
+
+    def offline(config: Any) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr("asfp.train.show.run", offline)
+    done = CliRunner().invoke(app, ["train", str(recipe)])
+    assert done.exit_code == 2
+    assert "a download failed (no route); check the network, or put the file into " in done.stderr
+    assert "checkpoints by hand" in done.stderr
+
+    def missing(config: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "there")
+
+    monkeypatch.setattr("asfp.train.show.run", missing)
+    done = CliRunner().invoke(app, ["train", str(recipe)])
+    assert done.stderr == "Error: there: No such file or directory\n"

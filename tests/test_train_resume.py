@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,9 +22,10 @@ import torch
 
 from asfp import AsfpError
 from asfp.train import TrainConfig, config_from, train
-from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest
+from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest, write_state
 from asfp.train.journal import read_metrics
 from asfp.train.norms import FILTERS
+from asfp.weights import CHECKPOINT, read_weights
 
 SETTINGS: dict[str, Any] = {
     "epochs": 4,
@@ -165,7 +169,7 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cut_off_after(monkeypatch, config, saves=5)
     (tmp_path / f"{CURRENT}.new").symlink_to("/dev/full")
     with pytest.raises(
-        AsfpError, match=r"No space left on device; the last good one is 1 epochs into the run. Make room"
+        AsfpError, match=r"No space left on device; the last good checkpoint was written after epoch 1. Make room"
     ):
         train(config)
     train(config)
@@ -173,7 +177,10 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert_same(tmp_path / "whole", tmp_path)
 
 
-def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path, number: int, code: int) -> None:
     recipe = tmp_path / "recipe.toml"
     config = config_in(tmp_path / "run", epochs=500, engine={"accelerator": "cpu", "progress": "plain"})
     recipe.write_text(config.to_toml())
@@ -184,11 +191,11 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("epoch   2/500"):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("Stopped after epoch ")
     assert last.endswith("run the same command again to go on from there.")
@@ -218,3 +225,137 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").stat().st_mtime_ns == before
     with pytest.raises(AsfpError, match="holds a finished run with other settings"):
         train(replace(config, seed=1))
+
+
+def test_a_torn_checkpoint_does_not_take_the_place_of_the_good_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = config_in(tmp_path, epochs=1)
+    for saves, step in ((2, 5), (1, 5)):  # 10 steps; torn, so again from 5, and 10; torn again
+        cut_off_after(monkeypatch, config, saves)
+        newest = tmp_path / CURRENT
+        newest.write_bytes(newest.read_bytes()[:-100])
+        state = read_newest(tmp_path)
+        assert state is not None
+        assert state["progress"]["step"] == step
+    assert train(config)["result"]["test_images"] == 360
+
+
+def test_checkpoints_of_before_go_on_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those hold nothing about the data, the single processes or the steps without an image."""
+    train(config_in(tmp_path / "whole", epochs=2))
+    config = config_in(tmp_path / "cut", epochs=2)
+    cut_off_after(monkeypatch, config, saves=6)
+    state = read_newest(config.folder)
+    assert state is not None
+    del state["ranks"], state["data"], state["progress"]["seen"]
+    write_state(config.folder, state)
+    train(config)
+    assert_same(tmp_path / "whole", config.folder)
+
+
+def test_a_checkpoint_with_other_content(tmp_path: Path) -> None:
+    write_state(tmp_path, {"config": {}, "progress": {"epoch": 1}})
+    with pytest.raises(AsfpError, match=r"is not a checkpoint of asfp train: it has no history, losses, model"):
+        train(config_in(tmp_path))
+    payload = b"nothing that torch can read"
+    (tmp_path / CURRENT).write_bytes(CHECKPOINT + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+    with pytest.raises(AsfpError, match=r"is not a checkpoint of asfp train \(.* in reading it\)"):
+        train(config_in(tmp_path))
+
+
+def test_other_data_in_the_same_folder_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from PIL import Image
+
+    def add(half: str, label: str, number: int) -> None:
+        (tmp_path / "images" / half / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / "images" / half / label / f"{number}.png")
+
+    for number in range(4):
+        for half in ("train", "val"):
+            for label in ("cat", "dog"):
+                add(half, label, number)
+    data = {"name": "imagefolder", "root": str(tmp_path / "images"), "batch": 4, "size": 16, "workers": 0}
+    config = config_in(tmp_path / "run", data=data)
+    cut_off_after(monkeypatch, config, saves=1)
+    add("train", "cat", 9)
+    with pytest.raises(AsfpError, match=r"holds a run on other data \(train_size: 8 there, 9 here\): set data.root to"):
+        train(config)
+    for half in ("train", "val"):
+        add(half, "fish", 0)
+    with pytest.raises(AsfpError, match=r"holds a run on other data \(classes: 2 there, 3 here\)"):
+        train(config)
+    state = read_newest(config.folder)
+    assert state is not None
+    del state["data"]
+    write_state(config.folder, state)
+    with pytest.raises(AsfpError, match=r"does not fit the model \(size mismatch for linear.weight"):
+        train(config)
+
+
+def test_a_line_that_is_torn_in_the_middle_of_filters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(config_in(tmp_path / "whole", epochs=2))
+    config = config_in(tmp_path / "cut", epochs=2)
+    cut_off_after(monkeypatch, config, saves=6)
+    with (config.folder / FILTERS).open("a") as file:
+        file.write('{"epoch": 2, "norms": "AA\x00\x00}\n{}\n3\n')
+    train(config)
+    assert_same(tmp_path / "whole", config.folder)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+@pytest.mark.parametrize("name", ["metrics.jsonl", f"{FILTERS}.new", "model.pt.new", "record.json.new"])
+def test_a_full_disk_anywhere_keeps_what_was_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    config = config_in(tmp_path, epochs=1)
+    cut_off_after(monkeypatch, config, saves=5)
+    before = (tmp_path / FILTERS).read_text()
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(
+        AsfpError, match=r"No space left on device; the last good checkpoint was written after epoch 1. Make room and"
+    ):
+        train(config)
+    assert (tmp_path / FILTERS).read_text() == before
+    assert (tmp_path / "model.pt").exists() == (name == "record.json.new")
+    (tmp_path / name).unlink(missing_ok=True)
+    assert train(config)["result"]["test_images"] == 360
+
+
+def test_a_full_disk_in_tensorboards_thread_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(self: Any, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[Any] = []
+    monkeypatch.setattr(RecordWriter, "write", full)
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    with pytest.raises(AsfpError, match="No space left on device; the last good checkpoint was not written yet"):
+        train(config_in(tmp_path, epochs=1))
+    assert told == []
+
+
+def test_divergence_names_the_step_of_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import asfp.train.loop as loop
+
+    config = config_in(tmp_path)
+    cut_off_after(monkeypatch, config, saves=1)
+    monkeypatch.setattr(loop, "share_buffers", lambda parts: next(parts.model.parameters()).data.fill_(float("inf")))
+    with pytest.raises(
+        AsfpError,
+        match=r"weights that are not finite in epoch 1, step 23: .* was written after epoch 0 and 20 steps; lower",
+    ):
+        train(config)
+
+
+def test_a_checkpoint_as_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path / "a", epochs=1)
+    train(config)
+    found, expected = read_weights(config.folder / CURRENT), torch.load(config.folder / "model.pt", weights_only=True)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    model = {"name": "resnet8", "weights": str(config.folder / CURRENT)}
+    cut_off_after(monkeypatch, config_in(tmp_path / "b", model=model), saves=1)
+    (config.folder / CURRENT).write_bytes((config.folder / CURRENT).read_bytes()[:-100])
+    with pytest.raises(AsfpError, match=r"checkpoint.pt is damaged: its digest is another one"):
+        read_weights(config.folder / CURRENT)

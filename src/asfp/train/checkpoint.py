@@ -15,50 +15,107 @@ from torch import Tensor
 from asfp.errors import AsfpError
 from asfp.train.assemble import Parts
 from asfp.train.identity import comparable
+from asfp.weights import CHECKPOINT, checkpoint_payload
 
-MAGIC = b"asfp checkpoint 1 "
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+_KEYS = {"config", "progress", "model", "optimizer", "pruner", "rng", "rng_device"}
+_whole: dict[Path, tuple[int, int, int]] = {}  # files that were seen whole, and what they were like then
 
 
 @dataclass
 class Progress:
-    """How far a run is: `epoch` epochs are complete, and `step` steps of the next, with their losses."""
+    """How far a run is: `epoch` epochs are complete, and `step` steps of the next, with their losses.
+
+    `losses` are this process's; `seen` tells, for all processes alike, which steps had an image to train on.
+    """
 
     epoch: int = 0
     step: int = 0
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))
     history: list[dict[str, Any]] = field(default_factory=list)
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}" + (f" and {self.step} steps" if self.step else "")
 
 
-def save_checkpoint(folder: Path, config: dict[str, Any], parts: Parts, progress: Progress) -> None:
-    """Write the run's whole state to folder/checkpoint.pt; the one before stays as checkpoint.previous.pt."""
+def gather_ranks(parts: Parts, progress: Progress) -> dict[str, list[Tensor]]:
+    """What differs between the processes of a run, of each of them: losses and random numbers. Called on all of them.
+
+    >>> from types import SimpleNamespace
+    >>> one = SimpleNamespace(fabric=SimpleNamespace(device=torch.device("cpu"), world_size=1))
+    >>> {name: len(values) for name, values in gather_ranks(one, Progress()).items()}
+    {'losses': 1, 'rng': 1, 'rng_device': 1}
+    """
     device = parts.fabric.device
+    own = {
+        "losses": progress.losses[: progress.step],
+        "rng": torch.get_rng_state(),
+        "rng_device": torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0),
+    }
+    return {name: _of_all(parts.fabric, value) for name, value in own.items()}
+
+
+def _of_all(fabric: Any, value: Tensor) -> list[Tensor]:
+    if fabric.world_size == 1 or not value.numel():
+        return [value.cpu()] * fabric.world_size
+    return [part.clone() for part in fabric.all_gather(value).cpu()]
+
+
+def save_checkpoint(
+    folder: Path, config: dict[str, Any], parts: Parts, progress: Progress, ranks: dict[str, list[Tensor]]
+) -> None:
+    """Write the run's whole state to folder/checkpoint.pt; the one before stays as checkpoint.previous.pt."""
+    data = parts.data
     state = {
         "config": config,
         "progress": {
             "epoch": progress.epoch,
             "step": progress.step,
-            "losses": progress.losses[: progress.step].cpu(),
+            "losses": ranks["losses"][0],
             "history": progress.history,
+            "seen": progress.seen[: progress.step].clone(),
         },
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict()["state"],
         "pruner": parts.pruner.state_dict() if parts.pruner is not None else {},
-        "rng": torch.get_rng_state(),
-        "rng_device": torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0),
+        "rng": ranks["rng"][0],
+        "rng_device": ranks["rng_device"][0],
+        "ranks": ranks,
+        "data": {"classes": data.classes, "train_size": data.train_size, "test_size": data.test_size},
     }
     try:
         write_state(folder, state)
     except OSError as error:
-        kept = read_newest(folder)
-        last = f"the last good one is {kept['progress']['epoch']} epochs into the run" if kept else "there is none yet"
-        raise AsfpError(
-            f"the checkpoint could not be written to {folder}: {error.strerror or error}; {last}. "
-            "Make room and run the same command again: it goes on from there"
-        ) from error
+        raise not_written(folder, error) from error
+
+
+def not_written(folder: Path, error: OSError) -> AsfpError:
+    """For a run that could not write to its folder: what is kept, and how to go on.
+
+    >>> print(not_written(Path("/nowhere"), OSError(28, "No space left on device")))
+    the run could not be written to /nowhere: No space left on device; the last good checkpoint was not written yet. \
+Make room and run the same command again: it goes on from there
+    """
+    return AsfpError(
+        f"the run could not be written to {folder}: {error.strerror or error}; the last good checkpoint "
+        f"{last_saved(folder)}. Make room and run the same command again: it goes on from there"
+    )
+
+
+def last_saved(folder: Path) -> str:
+    """When the newest good checkpoint of a folder was written, as the end of a sentence.
+
+    >>> last_saved(Path("/nowhere"))
+    'was not written yet'
+    """
+    try:
+        state = read_newest(folder)
+    except AsfpError:
+        return "cannot be read any more"
+    if state is None:
+        return "was not written yet"
+    return f"was written after {Progress(state['progress']['epoch'], state['progress']['step'])}"
 
 
 def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progress:
@@ -74,14 +131,45 @@ def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progr
             f"{folder} holds a run with other settings ({key}: {what}): "
             "use another folder with output=..., or the settings it was started with, or delete it"
         )
-    parts.model.load_state_dict(state["model"])
+    _compare_data(folder, state.get("data", {}), parts)
+    try:
+        parts.model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
+        raise AsfpError(
+            f"the checkpoint in {folder} does not fit the model ({first}): use another folder with output=..., or the "
+            "data and the model that it was started with"
+        ) from error
     parts.optimizer.load_state_dict(parts.optimizer.state_dict() | {"state": state["optimizer"]})
     if parts.pruner is not None:
         parts.pruner.load_state_dict(state["pruner"])
-    torch.set_rng_state(state["rng"])
-    if parts.fabric.device.type == "cuda" and len(state["rng_device"]):
-        torch.cuda.set_rng_state(state["rng_device"], parts.fabric.device)
-    return Progress(**state["progress"])
+    ranks = state.get("ranks", {"losses": [state["progress"]["losses"]], "rng": [state["rng"]]})
+    ranks = {"rng_device": [state["rng_device"]]} | ranks
+    _set_random(parts.fabric, ranks)
+    return Progress(**state["progress"] | {"losses": _own_losses(parts.fabric, ranks["losses"])})
+
+
+def _set_random(fabric: Any, ranks: dict[str, list[Tensor]]) -> None:
+    """Each process's own; a process that was not there keeps the numbers that it starts with."""
+    rank = fabric.global_rank
+    if rank < len(ranks["rng"]):
+        torch.set_rng_state(ranks["rng"][rank])
+    if fabric.device.type == "cuda" and rank < len(ranks["rng_device"]) and len(ranks["rng_device"][rank]):
+        torch.cuda.set_rng_state(ranks["rng_device"][rank], fabric.device)
+
+
+def _own_losses(fabric: Any, losses: list[Tensor]) -> Tensor:
+    """This process's; with another number of processes than before, the mean of all, which gives the same mean."""
+    return losses[fabric.global_rank] if len(losses) == fabric.world_size else torch.stack(losses).mean(0)
+
+
+def _compare_data(folder: Path, saved: dict[str, Any], parts: Parts) -> None:
+    for key, there in saved.items():
+        if (here := getattr(parts.data, key, there)) != there:
+            raise AsfpError(
+                f"{folder} holds a run on other data ({key}: {there} there, {here} here): set data.root to the images "
+                "that it was started with, or use another folder with output=..."
+            )
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -89,13 +177,13 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> write_state(folder, {"epoch": 1})
-    >>> write_state(folder, {"epoch": 2})
-    >>> read_newest(folder)
-    {'epoch': 2}
+    >>> for epoch in (1, 2):
+    ...     write_state(folder, dict.fromkeys(_KEYS) | {"progress": vars(Progress(epoch))})
+    >>> read_newest(folder)["progress"]["epoch"]
+    2
     >>> _ = (folder / CURRENT).write_bytes(b"torn")
-    >>> read_newest(folder)
-    {'epoch': 1}
+    >>> read_newest(folder)["progress"]["epoch"]
+    1
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -103,13 +191,14 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     aside = folder / f"{CURRENT}.new"
     try:
         with aside.open("wb") as file:
-            file.write(MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n")
+            file.write(CHECKPOINT + hashlib.sha256(payload).hexdigest().encode() + b"\n")
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        if (folder / CURRENT).exists():
+        if _is_whole(folder / CURRENT):  # a torn one must not take the place of the last good one
             (folder / CURRENT).replace(folder / PREVIOUS)
         aside.replace(folder / CURRENT)
+        _whole[folder / CURRENT] = _likeness(folder / CURRENT)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
@@ -148,14 +237,35 @@ def read_state(path: Path) -> dict[str, Any]:
     ...
     asfp.errors.AsfpError: ...theirs.pt is not a checkpoint of asfp train
     """
-    data = path.read_bytes()
-    head, newline, payload = data.partition(b"\n")
-    if not newline or not head.startswith(MAGIC):
-        raise AsfpError(f"{path} is not a checkpoint of asfp train")
-    if hashlib.sha256(payload).hexdigest().encode() != head.removeprefix(MAGIC):
-        raise AsfpError(f"{path} is damaged: its digest is another one")
-    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    return state
+    payload = checkpoint_payload(path)
+    try:
+        state: Any = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        missing = (_KEYS - state.keys()) | ({"epoch", "step", "losses", "history"} - state["progress"].keys())
+    except Exception as error:
+        raise AsfpError(f"{path} is not a checkpoint of asfp train ({type(error).__name__} in reading it)") from error
+    if missing:
+        raise AsfpError(f"{path} is not a checkpoint of asfp train: it has no {', '.join(sorted(missing))}")
+    _whole[path] = _likeness(path)
+    found: dict[str, Any] = state
+    return found
+
+
+def _is_whole(path: Path) -> bool:
+    """Known from when this process wrote or read it, or by reading it now."""
+    if not path.exists():
+        return False
+    if _whole.get(path) == _likeness(path):
+        return True
+    try:
+        checkpoint_payload(path)
+    except AsfpError:
+        return False
+    return True
+
+
+def _likeness(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _sync(folder: Path) -> None:

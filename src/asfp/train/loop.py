@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from asfp.errors import AsfpError
+from asfp.errors import AsfpError, Interrupted, out_of_room
 from asfp.pruner import SoftPruner
 from asfp.steps import PruneStep
 from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
-from asfp.train.checkpoint import Progress, load_checkpoint, read_newest, save_checkpoint
+from asfp.train.checkpoint import Progress, gather_ranks, last_saved, load_checkpoint, not_written, save_checkpoint
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import accuracy
+from asfp.train.files import only_run
 from asfp.train.identity import comparable, settings
 from asfp.train.journal import Journal
 from asfp.train.norms import filter_norms, returned
+from asfp.train.processes import any_image, asked_to_stop, share_buffers, take_step, total_losses
 from asfp.train.record import RECORD, finish
 from asfp.train.stopping import stop_signals
 
 CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, after the checkpoint was written; the message says how to go on."""
+AGREE_EVERY = 8  # steps after which several processes tell each other whether one was asked to stop
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -53,14 +52,23 @@ def train(config: TrainConfig) -> dict[str, Any]:
     True
     """
     if (done := config.folder / RECORD).exists():
-        return _finished(config, json.loads(done.read_text(encoding="utf-8")))
+        return _finished(config, done)
     with _numerics():
         return _train(config, start_fabric(config))
 
 
 def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
+    try:
+        with only_run(config.folder) if fabric.is_global_zero else nullcontext():
+            return _run(config, fabric)
+    except OSError as error:
+        if not out_of_room(error):
+            raise
+        raise not_written(config.folder, error) from error
+
+
+def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     first = fabric.is_global_zero
-    config.folder.mkdir(parents=True, exist_ok=True)
     parts = assemble(config, fabric)
     progress = load_checkpoint(config.folder, settings(config), parts)
     if first:
@@ -80,9 +88,10 @@ def _train(config: TrainConfig, fabric: Any) -> dict[str, Any]:
                 progress.epoch, progress.step = epoch, 0
                 progress.history.append(row)
                 journal.epoch(row, norms)
-                if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or stop:
+                asked = asked_to_stop(parts, stop)
+                if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or asked:
                     _save(config, parts, progress)
-                _leave(config, progress, stop)
+                _leave(config, parts, progress, asked)
         record = finish(config, parts, progress.history)
     finally:
         journal.close()
@@ -98,7 +107,8 @@ def _epoch(
     clock = _Clock(parts.fabric.device)
     _train_epoch(config, parts, progress, journal, epoch, stop)
     clock.stop("train")
-    _share_buffers(parts)
+    share_buffers(parts)
+    _check_weights(config, parts, progress)  # filters that are not finite cannot be ranked
     before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
     clock.stop("evaluate")
     rate, zeroed, regrown, back = 0.0, 0, 0.0, 0.0
@@ -153,29 +163,45 @@ def _train_epoch(
 ) -> None:
     """All batches of an epoch, from the step that the progress is at."""
     data, world = parts.data, parts.fabric.world_size
-    losses = torch.zeros(data.steps, device=parts.fabric.device)
-    losses[: progress.step] = progress.losses.to(losses.device)[: progress.step]
-    progress.losses = losses
+    every, agree = config.engine.checkpoint_steps, 1 if world == 1 else AGREE_EVERY
+    _lengthen(progress, data.steps, parts.fabric.device)
     parts.model.train()
     for step, (images, labels) in enumerate(data.train_batches(epoch, progress.step), progress.step + 1):
         weight = len(labels) * world / data.global_size(step - 1)
-        losses[step - 1] = parts.step(images, labels, weight) * weight
+        if any_image(parts, labels, config.data.corrupt == "skip"):
+            progress.losses[step - 1] = take_step(parts, images, labels, weight) * weight
+            progress.seen[step - 1] = True
         progress.step = step
         journal.step(epoch, step)
-        every = config.engine.checkpoint_steps
-        if step % CHECK_EVERY == 0 or step == data.steps:
-            _check_losses(config, progress, epoch)
-        if step < data.steps and (stop or (every and step % every == 0)):
-            _check_losses(config, progress, epoch)
+        if step % CHECK_EVERY == 0:
+            _check_losses(config, parts, progress, epoch)
+        asked = asked_to_stop(parts, stop) if step % agree == 0 else 0
+        if step < data.steps and (asked or (every and step % every == 0)):
+            _check_losses(config, parts, progress, epoch)
             _save(config, parts, progress)
-            _leave(config, progress, stop)
+            _leave(config, parts, progress, asked)
+    _check_losses(config, parts, progress, epoch)
+    if not bool(progress.seen.any()):
+        raise AsfpError(
+            f"epoch {epoch} had no image to train on ({data.train_size:,} training images, data.batch="
+            f"{config.data.batch}): check data.root and the warnings of images that cannot be read"
+        )
 
 
-def _check_losses(config: TrainConfig, progress: Progress, epoch: int) -> None:
-    bad = (~progress.losses[: progress.step].isfinite()).nonzero()
+def _lengthen(progress: Progress, steps: int, device: torch.device) -> None:
+    """Room for all steps of an epoch; checkpoints of before `seen` was kept had an image in each step."""
+    done, losses, seen = progress.step, torch.zeros(steps, device=device), torch.zeros(steps, dtype=torch.bool)
+    losses[:done] = progress.losses.to(device)[:done]
+    seen[:done] = progress.seen[:done] if len(progress.seen) else True
+    progress.losses, progress.seen = losses, seen
+
+
+def _check_losses(config: TrainConfig, parts: Parts, progress: Progress, epoch: int) -> None:
+    losses = total_losses(parts, progress.losses[: progress.step])  # so that all processes stop, whichever met it
+    bad = (~losses.isfinite()).nonzero()
     if len(bad):
         step = int(bad[0]) + 1
-        raise _diverged(config, f"the loss is {float(progress.losses[step - 1])}", epoch, step)
+        raise _diverged(config, f"the loss is {float(losses[step - 1])}", epoch, step)
 
 
 def _check_weights(config: TrainConfig, parts: Parts, progress: Progress) -> None:
@@ -188,9 +214,8 @@ def _check_weights(config: TrainConfig, parts: Parts, progress: Progress) -> Non
 
 
 def _diverged(config: TrainConfig, what: str, epoch: int, step: int) -> AsfpError:
-    saved = read_newest(config.folder)
-    last = f"is from the end of epoch {saved['progress']['epoch']}" if saved else "was not written yet"
     at = f"epoch {epoch}, step {step}" if step else f"epoch {epoch}, after its last step"
+    last = last_saved(config.folder)
     return AsfpError(
         f"{what} in {at}: training has diverged. The last good checkpoint in {config.folder} {last}; lower "
         f"optimizer.lr (now {config.optimizer.lr:g}) and start in another folder with output=..."
@@ -198,25 +223,24 @@ def _diverged(config: TrainConfig, what: str, epoch: int, step: int) -> AsfpErro
 
 
 def _mean_loss(parts: Parts, progress: Progress) -> float:
-    return float(parts.fabric.all_reduce(progress.losses, reduce_op="mean").double().mean())
-
-
-def _share_buffers(parts: Parts) -> None:
-    """Each process has seen other images: batch norm's statistics are those of the first."""
-    if parts.fabric.world_size > 1:
-        for buffer in parts.model.buffers():
-            dist.broadcast(buffer, 0)
+    """Over the steps that had an image."""
+    losses: Tensor = parts.fabric.all_reduce(progress.losses, reduce_op="mean")
+    return float(losses[progress.seen.to(losses.device)].double().mean())
 
 
 def _save(config: TrainConfig, parts: Parts, progress: Progress) -> None:
     _check_weights(config, parts, progress)
+    ranks = gather_ranks(parts, progress)
     if parts.fabric.is_global_zero:
-        save_checkpoint(config.folder, settings(config), parts, progress)
+        save_checkpoint(config.folder, settings(config), parts, progress, ranks)
+    if parts.fabric.world_size > 1:
+        parts.fabric.barrier()  # a process that ended before the checkpoint is written would take the others with it
 
 
-def _leave(config: TrainConfig, progress: Progress, stop: list[int]) -> None:
-    if stop and progress.epoch < config.epochs:
-        raise Interrupted(f"Stopped after {progress}; run the same command again to go on from there.")
+def _leave(config: TrainConfig, parts: Parts, progress: Progress, asked: int) -> None:
+    if asked and progress.epoch < config.epochs:
+        message = f"Stopped after {progress}; run the same command again to go on from there."
+        raise Interrupted(message, asked, silent=not parts.fabric.is_global_zero)
 
 
 @contextmanager
@@ -253,10 +277,25 @@ class _Clock:
         return time.perf_counter()
 
 
-def _finished(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
-    if comparable(record.get("config", {})) != comparable(settings(config)):
+def _finished(config: TrainConfig, path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"config", "result", "compact", "seconds"} - record.keys()
+        same = not missing and comparable(record["config"]) == comparable(settings(config))
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise _no_record(path, str(error)) from error
+    if missing:
+        raise _no_record(path, f"it has no {', '.join(sorted(missing))}")
+    if not same:
         raise AsfpError(
             f"{config.folder} holds a finished run with other settings: use another folder with output=..., "
             "or delete it"
         )
     return record
+
+
+def _no_record(path: Path, why: str) -> AsfpError:
+    return AsfpError(
+        f"{path} is not the record of a run ({why}): delete it and run the same command again, which goes on from the "
+        "last checkpoint"
+    )
