@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from asfp import AsfpError
+from asfp.data import ResidentData
 from asfp.train import TrainConfig, config_from, train
 from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest, write_state
 from asfp.train.journal import read_metrics
@@ -251,6 +252,22 @@ def test_checkpoints_of_before_go_on_with_the_same_bits(monkeypatch: pytest.Monk
     del state["ranks"], state["data"], state["progress"]["seen"]
     write_state(config.folder, state)
     train(config)
+    assert_same(tmp_path / "whole", config.folder)
+
+
+def test_steps_without_an_image_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = ResidentData.train_batches
+
+    def train_batches(self: ResidentData, epoch: int, start: int = 0) -> Iterator[Any]:
+        for step, (images, labels) in enumerate(real(self, epoch, start), start):
+            yield (images[:0], labels[:0]) if step in (1, 7) else (images, labels)
+
+    with pytest.MonkeyPatch.context() as data:
+        data.setattr(ResidentData, "train_batches", train_batches)
+        train(config_in(tmp_path / "whole", epochs=1))
+        config = config_in(tmp_path / "cut", epochs=1)
+        cut_off_after(monkeypatch, config, saves=1)
+        train(config)
     assert_same(tmp_path / "whole", config.folder)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from asfp.errors import AsfpError
@@ -59,7 +60,10 @@ def gather_ranks(parts: Parts, progress: Progress) -> dict[str, list[Tensor]]:
 def _of_all(fabric: Any, value: Tensor) -> list[Tensor]:
     if fabric.world_size == 1 or not value.numel():
         return [value.cpu()] * fabric.world_size
-    return [part.clone() for part in fabric.all_gather(value).cpu()]
+    value = value.to(fabric.device)
+    found = [torch.empty_like(value) for _ in range(fabric.world_size)]
+    dist.all_gather(found, value)
+    return [part.cpu() for part in found]
 
 
 def save_checkpoint(
