@@ -129,7 +129,7 @@ def test_overrides_are_typed_and_win(tmp_path: Path) -> None:
         ("data.std=[0, 1, 1]", "data.std=[0.0, 1.0, 1.0]: it must be 3 numbers of 255, one a channel, above 0"),
         ("data.mean=[nan, 1, 1]", "data.mean=[nan, 1.0, 1.0]: it must be 3 numbers of 255"),
         ("data.mean=[120]", "data.mean=[120.0]: it must be 3 numbers of 255"),
-        ("data={name='digits', std=[0]}", "data.mean and data.std are not for data.name=digits"),
+        ("data={name='digits', std=[0]}", "data.mean and data.std are not for digits, which"),
         ("distill.model=resnet20", "distill.model='resnet20' without weights teaches nothing: set distill.weights"),
         ("seed=-1", "seed=-1 is not a seed"),
         ("seed", "'seed' is not an override: write key=value"),

@@ -65,9 +65,7 @@ class DataConfig:
         _at_least("data.workers", self.workers, 0)
         _at_least("data.size", self.size, 0)
         if self.name == "digits" and (self.mean or self.std):
-            raise AsfpError(
-                "data.mean and data.std are not for data.name=digits, which is normalised already: leave out"
-            )
+            raise AsfpError("data.mean and data.std are not for digits, which are normalised already: leave them out")
         for key in ("mean", "std"):
             values = getattr(self, key)
             if values and not (len(values) == 3 and all(0.0 <= v <= 255.0 and (v or key == "mean") for v in values)):
