@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import asfp
+from asfp.architecture import Architecture, build_architecture
 from asfp.compaction import CompactModule
 
 
@@ -214,3 +217,91 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert (tmp_path / "m.safetensors").stat().st_mode & 0o777 == 0o640
+
+
+def _activation(model: Any) -> None:
+    model.relu = nn.SiLU()
+
+
+def _pool(model: Any) -> None:
+    model.maxpool = nn.Identity()
+
+
+def _stride(model: Any) -> None:
+    model.conv1.stride = (1, 1)
+
+
+def _eps(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.1
+
+
+@pytest.mark.parametrize("change", [_activation, _pool, _stride, _eps])
+def test_a_network_changed_after_it_was_built_is_not_taken_for_the_usual_one(
+    change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = asfp.create_model("torchvision:resnet18", num_classes=10).eval(), torch.randn(1, 3, 64, 64)
+    change(model)
+    asfp.SoftPruner(model, 0.3, 1).step(1)
+    small = asfp.compact(model, x).eval()
+    asfp.save(small, tmp_path / "small.safetensors")
+    with pytest.raises(asfp.AsfpError, match="does not say how to build"):
+        asfp.load(tmp_path / "small.safetensors")
+    assert torch.equal(asfp.load(tmp_path / "small.safetensors", model=model)(x), small(x))
+    with pytest.raises(asfp.AsfpError, match="made for another architecture"):
+        asfp.load(tmp_path / "small.safetensors", model=asfp.create_model("torchvision:resnet18", num_classes=10))
+    with pytest.raises(asfp.AsfpError, match="was not cut from torchvision:resnet18"):
+        asfp.save(small, tmp_path / "other.safetensors", model="torchvision:resnet18", num_classes=10)
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.conv, self.by = nn.Conv2d(3, 8, 3), by
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x) * self.by
+        return y
+
+
+def test_a_number_in_forward_is_part_of_the_architecture(tmp_path: Path) -> None:
+    model = Scaled(2.0).eval()
+    asfp.save(asfp.compact(model, torch.zeros(1, 3, 8, 8)), tmp_path / "small.safetensors")
+    assert isinstance(asfp.load(tmp_path / "small.safetensors", model=Scaled(2.0)), CompactModule)
+    with pytest.raises(asfp.AsfpError, match="made for another architecture"):
+        asfp.load(tmp_path / "small.safetensors", model=Scaled(3.0))
+
+
+def test_networks_that_cannot_be_built_without_data(tmp_path: Path) -> None:
+    model, x = asfp.create_model("torchvision:regnet_y_400mf").eval(), torch.randn(1, 3, 32, 32)
+    asfp.SoftPruner(model, 0.3, 1).step(1)
+    small = asfp.compact(model, x, check=False).eval()
+    asfp.save(small, tmp_path / "small.safetensors")
+    assert torch.equal(asfp.load(tmp_path / "small.safetensors")(x), small(x))
+    with pytest.raises(asfp.AsfpError, match="may be too large to build"):
+        build_architecture(Path("x"), Architecture("torchvision:regnet_y_400mf", {"num_classes": 900_000}).to_json())
+    with pytest.raises(asfp.AsfpError, match="cannot be built"):
+        build_architecture(Path("x"), Architecture("timm:resnet18", {"global_pool": "xx"}).to_json())
+
+
+@pytest.mark.parametrize("path", [None, 3, "", "a\0b"])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(asfp.AsfpError, match="is not the path of a file"):
+        asfp.load(path)
+    with pytest.raises(asfp.AsfpError, match="is not the path of a file"):
+        asfp.save(asfp.compact(Scaled(1.0), torch.zeros(1, 3, 8, 8)), path)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300])
+def test_where_nothing_can_be_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(asfp.AsfpError, match="could not be written"):
+        asfp.save(asfp.compact(Scaled(1.0), torch.zeros(1, 3, 8, 8)), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_where_its_name_is_asked_for(tmp_path: Path) -> None:
+    small = asfp.compact(Scaled(1.0), torch.zeros(1, 3, 8, 8))
+    with pytest.raises(asfp.AsfpError, match="model=Scaled is not a name"):
+        asfp.save(small, tmp_path / "a.safetensors", model=Scaled(1.0))  # type: ignore[arg-type]

@@ -250,3 +250,49 @@ def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], message: st
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu_is_said() -> None:
     assert "torch sees no GPU here" in call("resnet8", "--device", "cuda").stderr
+
+
+@pytest.mark.parametrize(("name", "engine"), [("bad.onnx", "onnxruntime"), ("bad.xml", "openvino")])
+def test_a_damaged_file_for_an_engine(name: str, engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    (tmp_path / name).write_text("not a model")
+    done = call(str(tmp_path / name), "--engine", engine, "--size", "32")
+    assert done.exit_code == 2
+    assert f"cannot be read by {engine}" in done.stderr
+
+
+def test_a_file_of_two_inputs(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    asfp.export_onnx(Sum(), tmp_path / "sum.onnx", (torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)))
+    done = call(str(tmp_path / "sum.onnx"), "--engine", "onnxruntime", "--size", "8")
+    assert done.exit_code == 2
+    assert "has 2 inputs" in done.stderr
+
+
+def test_measuring_a_file_counts_both_sides_alike(files: Path) -> None:
+    done = CliRunner().invoke(app, ["measure", str(files / "small.safetensors"), "--size", "64", "--json"])
+    found = json.loads(done.stdout)
+    dense = asfp.measure(asfp.create_model("resnet8"), torch.zeros(1, 3, 64, 64))
+    assert (found["macs_dense"], found["params_dense"]) == (dense.macs_conv, dense.params)
+    assert found["params_compact"] < dense.params
+    assert found["macs_compact"] < dense.macs_conv
+
+
+@pytest.mark.parametrize("repeats", [-1, 2.5, "a", True])
+def test_repeats_that_are_no_count(repeats: object) -> None:
+    with pytest.raises(asfp.AsfpError, match="is not a count"):
+        asfp.measure(nn.Conv2d(3, 4, 1), torch.zeros(1, 3, 8, 8), repeats=repeats)  # type: ignore[arg-type]
+
+
+def test_an_example_without_a_sample() -> None:
+    with pytest.raises(asfp.AsfpError, match="no sample in it"):
+        asfp.measure(nn.Conv2d(3, 4, 1), torch.zeros(0, 3, 8, 8))
+
+
+def test_an_image_too_large_to_measure() -> None:
+    done = CliRunner().invoke(app, ["measure", "resnet8", "--size", "99999"])
+    assert done.exit_code == 2
+    assert "too large" in done.stderr

@@ -19,7 +19,7 @@ import asfp
 from asfp.cli import app
 from asfp.compaction import CompactModule
 from asfp.compaction.layers import BorderBias
-from asfp.export import Exported
+from asfp.export import Exported, export_source
 from asfp.folding import convolve_borders, fold_batch_norms
 from asfp.sources import build, parse_source
 
@@ -355,3 +355,41 @@ def test_the_networks_of_the_papers(tmp_path: Path, name: str, suffix: str) -> N
     found = EXPORTS[suffix](model, tmp_path / f"model{suffix}", example)
     assert found.dynamic == ("batch", "size")
     assert found.relative <= 1e-4
+
+
+class Looked(nn.Module):
+    """Whole numbers that are places in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(10, 4), nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(self.table(x).transpose(1, 2))
+        return y
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_whole_numbers_as_input(suffix: str, tmp_path: Path) -> None:
+    found = EXPORTS[suffix](Looked(), tmp_path / f"looked{suffix}", torch.randint(0, 10, (1, 12)))
+    assert found.relative < 1e-4
+
+
+def test_what_cannot_be_compared_is_not_kept(tmp_path: Path) -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.abs() - x.abs() - 1).log()
+
+    with pytest.raises(asfp.AsfpError, match="no finite number"):
+        asfp.export_onnx(Nothing(), tmp_path / "nothing.onnx", torch.zeros(1, 3, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_types_are_exported_in_float32(tmp_path: Path) -> None:
+    model = asfp.create_model("resnet8").double().eval()
+    x = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
+    with pytest.raises(asfp.AsfpError, match=r"in float32, this one has float64 weights: export model\.float\(\)"):
+        asfp.export_onnx(model, tmp_path / "model.onnx", x)
+    asfp.save(asfp.compact(model, x), tmp_path / "small.safetensors")
+    (found,) = export_source(str(tmp_path / "small.safetensors"), ["onnx"], tmp_path)
+    assert found.relative < 1e-4

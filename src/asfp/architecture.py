@@ -41,6 +41,8 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
 """Options that a file may name, with their types: none of them reads a file, loads weights or runs code."""
 
 LARGEST_OPTION = 1_000_000
+LARGEST_UNCOUNTED = 20_000
+"""An option's, where the parameters cannot be counted beforehand."""
 LARGEST_MODEL = 2_000_000_000
 """Parameters."""
 
@@ -68,6 +70,10 @@ class Architecture:
         asfp.errors.AsfpError: the option 'checkpoint_path' is not one that a file may hold: save without model=, and
         load with model=, the network itself
         """
+        if not isinstance(self.model, str):
+            raise AsfpError(
+                f"model={type(self.model).__name__} is not a name: give what create_model was called with, or nothing"
+            )
         library, colon, rest = self.model.partition(":")
         if (not colon and self.model not in MODELS) or (colon and (library not in LIBRARIES or not _is_plain(rest))):
             raise AsfpError(
@@ -123,7 +129,9 @@ def build_architecture(path: Path, text: str) -> nn.Module:
         architecture = Architecture(data["model"], data["options"])
         architecture.check()
         return _create(architecture)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (
+        Exception
+    ) as error:  # the name and options are the file's word: whatever a library does with them is its fault
         raise AsfpError(f"{path} names an architecture that cannot be built: {str(error)[:300]}") from error
 
 
@@ -131,8 +139,11 @@ def _create(architecture: Architecture) -> nn.Module:
     try:
         with torch.device("meta"):
             count = sum(p.numel() for p in create_model(architecture.model, **architecture.options).parameters())
-    except (NotImplementedError, RuntimeError):
-        count = 0  # cannot be built without data: it is one of a library's own sizes
+    except Exception:  # cannot be built without data, or not at all: then it is one of a library's own sizes
+        count = 0
+        large = [v for v in architecture.options.values() if isinstance(v, (int, float)) and v > LARGEST_UNCOUNTED]
+        if large:
+            raise AsfpError(f"{architecture.model} with an option of {large[0]} may be too large to build") from None
     if count > LARGEST_MODEL:
         raise AsfpError(f"{architecture.model} would have {count} parameters, more than the {LARGEST_MODEL} allowed")
     with torch.random.fork_rng(devices=[]):

@@ -26,7 +26,8 @@ from asfp.trace import Leaf
 FORMAT = "asfp-compact-1"
 KEYS = {"format", "plan", "architecture", "channels_last", "sha256"}
 LARGEST_HEADER = 64 * 2**20
-LARGEST_INPUT = 2**28
+LARGEST_INPUT = 2**27
+"""Numbers in all inputs that a plan was made for."""
 
 
 def save(compact: CompactModule, path: str | os.PathLike[str], model: str | None = None, **options: Any) -> None:
@@ -42,7 +43,7 @@ def save(compact: CompactModule, path: str | os.PathLike[str], model: str | None
     ...     asfp.load(f"{folder}/small.safetensors").get_submodule("linear")
     Linear(in_features=64, out_features=5, bias=True)
     """
-    path = Path(path)
+    path = _path(path)
     if not isinstance(compact, CompactModule):
         raise AsfpError(f"save expects what asfp.compact returned, got {type(compact).__name__}")
     if options and model is None:
@@ -51,6 +52,13 @@ def save(compact: CompactModule, path: str | os.PathLike[str], model: str | None
     if model is not None:
         architecture = Architecture(model, options)
         architecture.check()
+    if architecture is not None and not _made_as(compact, architecture):
+        if model is not None:
+            raise AsfpError(
+                f"this model was not cut from {model}{dict(options) or ''} as it is built: leave out model=, and load "
+                "the file with model=, the network itself"
+            )
+        architecture = None  # it was changed after it was built
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in compact.state_dict().items()}
     metadata = {
         "format": FORMAT,
@@ -80,7 +88,7 @@ def load(
     >>> bool((again(torch.ones(1, 3, 8, 8)) == net(torch.ones(1, 3, 8, 8))).all())
     True
     """
-    path = Path(path)
+    path = _path(path)
     if model is not None and not isinstance(model, nn.Module):
         raise AsfpError(f"model={model!r} is not a torch.nn.Module: pass the dense network itself, e.g. model=MyNet()")
     metadata, tensors = _read(path)
@@ -107,6 +115,25 @@ def load(
     return compact.eval()
 
 
+def _path(path: Any) -> Path:
+    try:
+        if not os.fspath(path) or "\0" in os.fsdecode(path):
+            raise TypeError("it is empty or holds a NUL")
+        return Path(os.fsdecode(path))
+    except TypeError as error:
+        raise AsfpError(f"{path!r} is not the path of a file: give one such as 'model.safetensors'") from error
+
+
+def _made_as(compact: CompactModule, architecture: Architecture) -> bool:
+    """Whether the plan fits the network that the architecture builds, settings and all."""
+    try:
+        dense = build_architecture(Path("it"), architecture.to_json())
+        again = apply(compact.plan, dense, leaf_modules=compact.meta.get("leaf_modules", ()))
+    except AsfpError:
+        return False
+    return again.state_dict().keys() == compact.state_dict().keys()
+
+
 def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """SHA-256 over names, shapes, types and bytes of all tensors and over the metadata, in sorted order.
 
@@ -129,19 +156,22 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    part = Path(name)
+    part = None
     try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
+        part = Path(name)
         os.close(handle)
         save_file(tensors, part, metadata)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
         part.replace(path)
-    except SafetensorError as error:
-        raise AsfpError(f"{path} could not be written ({error}): free the space or choose another folder") from error
+    except (SafetensorError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise AsfpError(f"{path} could not be written ({why}): free the space or choose another file") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
@@ -214,12 +244,14 @@ def _check_plan(plan: Plan) -> None:
     _expect(all(isinstance(word, str) for word in words), "it has something else where words should be")
     _expect(type(plan.constant_outputs) is int, "constant_outputs is not a number")
     _expect(0 < len(plan.inputs) <= 64, f"it has {len(plan.inputs)} inputs")
+    total = 0
     for shape in plan.inputs:
         size = 1
         for n in shape:
             _expect(0 < n <= LARGEST_INPUT, f"an input has the size {n}")
             size *= n
-        _expect(len(shape) <= 8 and size <= LARGEST_INPUT, f"an input has the shape {shape[:8]}")
+        total += size
+        _expect(len(shape) <= 8 and total <= LARGEST_INPUT, f"an input has the shape {shape[:8]}")
 
 
 def _expect(fine: bool, problem: str) -> None:

@@ -32,6 +32,30 @@ def needs(extra: str, *modules: str) -> None:
         raise AsfpError(f"this needs {', '.join(missing)}, which is not installed: pip install 'asfp[{extra}]'")
 
 
+@contextmanager
+def reading(path: Path, engine: str) -> Iterator[None]:
+    """What an engine says of a file that it cannot take, in one line.
+
+    >>> with reading(Path("a.onnx"), "onnxruntime"):
+    ...     raise RuntimeError("no graph\\n  in it")
+    Traceback (most recent call last):
+    ...
+    asfp.errors.AsfpError: a.onnx cannot be read by onnxruntime (no graph): export it again
+    """
+    try:
+        yield
+    except AsfpError:
+        raise
+    except Exception as error:  # each engine has its own kinds
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise AsfpError(f"{path} cannot be read by {engine} ({first}): export it again") from error
+
+
+def _one_input(path: Path, count: int) -> None:
+    if count != 1:
+        raise AsfpError(f"{path} has {count} inputs: only files with one can be given a size or timed here")
+
+
 def run_onnx(path: Path, threads: int = 0, shape: tuple[int, ...] | None = None) -> Runner:
     """A function that runs an ONNX file in ONNX Runtime on the CPU; 0 threads leave the number to the engine.
 
@@ -43,10 +67,14 @@ def run_onnx(path: Path, threads: int = 0, shape: tuple[int, ...] | None = None)
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")  # else it slows down what runs next
-    for open_size, n in zip(onnx_shape(path) if shape else (), shape or (), strict=True):
+    sizes = onnx_shape(path) if shape else []
+    if shape and len(sizes) != len(shape):
+        raise AsfpError(f"{path} takes inputs of {len(sizes)} sizes, not of {len(shape)}")
+    for open_size, n in zip(sizes, shape or (), strict=True):
         if isinstance(open_size, str):
             options.add_free_dimension_override_by_name(open_size, n)
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    with reading(path, "onnxruntime"):
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
 
     def run(inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -63,15 +91,20 @@ def onnx_shape(path: Path) -> list[int | str | None]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return list(session.get_inputs()[0].shape)
+    with reading(path, "onnxruntime"):
+        inputs = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).get_inputs()
+    _one_input(path, len(inputs))
+    return list(inputs[0].shape)
 
 
 def openvino_shape(path: Path) -> list[int | None]:
     """The shape of a file's first input; open sizes are None."""
     import openvino
 
-    shape = openvino.Core().read_model(path).inputs[0].get_partial_shape()
+    with reading(path, "openvino"):
+        inputs = openvino.Core().read_model(path).inputs
+    _one_input(path, len(inputs))
+    shape = inputs[0].get_partial_shape()
     return [None if n.is_dynamic else n.get_length() for n in shape]
 
 
@@ -83,10 +116,11 @@ def run_openvino(path: Path, threads: int = 0, precision: str = "f32", shape: tu
     if threads:
         settings["INFERENCE_NUM_THREADS"] = threads
     core = openvino.Core()
-    model = core.read_model(path)
-    if shape:
-        model.reshape(list(shape))
-    compiled = core.compile_model(model, "CPU", settings)
+    with reading(path, "openvino"):
+        model = core.read_model(path)
+        if shape:
+            model.reshape(list(shape))
+        compiled = core.compile_model(model, "CPU", settings)
     request = compiled.create_infer_request()
 
     def run(inputs: tuple[Tensor, ...]) -> list[Tensor]:

@@ -65,6 +65,7 @@ def export_onnx(
     ('batch', 'size')
     """
     needs("onnx", "onnx", "onnxscript", "onnxruntime")
+    _check_float32(model, "ONNX Runtime")
     return _export(model, path, example_inputs, (".onnx",), _write_onnx, run_onnx, fixed)
 
 
@@ -195,7 +196,7 @@ def _cases(reference: nn.Module, inputs: tuple[Tensor, ...], dynamic: tuple[str,
     generator = torch.Generator().manual_seed(0)
 
     def noise(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> tuple[Tensor, ...]:
-        return tuple(torch.randn(change(tuple(x.shape)), generator=generator).to(x) for x in inputs)
+        return tuple(_noise(x, change(tuple(x.shape)), generator) for x in inputs)
 
     cases = [noise(lambda s: s)]
     if "batch" in dynamic:
@@ -210,11 +211,21 @@ def _cases(reference: nn.Module, inputs: tuple[Tensor, ...], dynamic: tuple[str,
     return cases
 
 
+def _noise(like: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random numbers; of whole numbers, which may be places in a table, the example's own, again and again."""
+    if like.is_floating_point():
+        return torch.randn(shape, generator=generator).to(like)
+    often = [-(-n // m) if m else 1 for n, m in zip(shape, like.shape, strict=True)]
+    return like.repeat(often)[tuple(slice(n) for n in shape)]
+
+
 def _compare(reference: nn.Module, run: Runner, case: tuple[Tensor, ...]) -> tuple[float, float]:
     expected, got = _outputs(reference, case), run(case)
     shapes = [tuple(x.shape) for x in expected], [tuple(x.shape) for x in got]
     if shapes[0] != shapes[1]:
         raise VerificationError(f"the exported file gives shapes {shapes[1]} where torch gives {shapes[0]}")
+    if not any(bool(e.isfinite().any()) for e in expected):
+        raise VerificationError("the model gives no finite number for random inputs, so the file cannot be compared")
     pairs = [distance(e, g) for e, g in zip(expected, got, strict=True)]
     worst, relative = max(d for d, _ in pairs), max(r for _, r in pairs)
     if not relative <= TOLERANCE:
@@ -252,6 +263,12 @@ def _inputs(model: nn.Module, example_inputs: Example) -> tuple[Tensor, ...]:
     return tuple((torch.cat([x, x]) if one else x).detach().cpu() for x in args)
 
 
+def _check_float32(model: Any, engine: str) -> None:
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()} if isinstance(model, nn.Module) else set()
+    if other := sorted(str(t).removeprefix("torch.") for t in types - {torch.float32}):
+        raise AsfpError(f"{engine} runs models in float32, this one has {other[0]} weights: export model.float()")
+
+
 FORMATS: Mapping[str, tuple[str, Callable[..., Exported]]] = {
     "onnx": (".onnx", export_onnx),
     "openvino": (".xml", export_openvino),
@@ -285,4 +302,6 @@ def export_source(
     for name in formats:
         _target(folder / f"{stem}{FORMATS[name][0]}", FORMATS[name][0])
     model, example = build(source, size)
+    if {"onnx", "openvino"} & set(formats):  # which compute in float32
+        model, example = model.float(), example.float()
     return [FORMATS[name][1](model, folder / f"{stem}{FORMATS[name][0]}", example, fixed=fixed) for name in formats]

@@ -104,7 +104,8 @@ def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Mo
 
         loaded = load(source.path)
         shape = (1, *loaded.plan.inputs[0][1:])
-        return loaded, torch.zeros(resize(shape, size))
+        weight = next((p for p in loaded.parameters() if p.is_floating_point()), torch.zeros(0))
+        return loaded, torch.zeros(resize(shape, size), dtype=weight.dtype)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a library will do differently some day is nothing the user can act on
         torch.manual_seed(seed)
@@ -157,6 +158,9 @@ def input_shape(name: str, model: nn.Module) -> tuple[int, ...]:
     return 1, 3, height, width
 
 
+LARGEST_IMAGE = 2**25
+
+
 def resize(shape: tuple[int, ...], size: str | None) -> tuple[int, ...]:
     """The shape with another height and width, "128" or "128x96".
 
@@ -168,7 +172,10 @@ def resize(shape: tuple[int, ...], size: str | None) -> tuple[int, ...]:
     found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", size)
     if found is None:
         raise AsfpError(f"size={size!r} is not an image size: write a side, e.g. 224, or HEIGHTxWIDTH, e.g. 224x160")
-    return *shape[:-2], int(found[1]), int(found[2] or found[1])
+    height, width = int(found[1]), int(found[2] or found[1])
+    if height * width > LARGEST_IMAGE:
+        raise AsfpError(f"size={size!r} is too large: images may have up to {LARGEST_IMAGE:,} pixels here")
+    return *shape[:-2], height, width
 
 
 def _nothing_zero(model: nn.Module) -> None:

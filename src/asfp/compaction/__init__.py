@@ -98,6 +98,7 @@ def compact(
         result, state, out = _build(traced, Facts(), prices, _batch(example_inputs))
         result.meta["plan"] = make_plan(traced, state, out, name)
         result.meta["created_as"] = getattr(model, "created_as", None)
+        result.meta["leaf_modules"] = tuple(leaf_modules)
         return result, out
 
     if tune is not None:
@@ -145,6 +146,7 @@ def apply(
     except (KeyError, IndexError, ValueError) as error:
         raise AsfpError(f"this plan is damaged ({type(error).__name__}: {error}): make it again") from error
     result.meta["plan"] = plan
+    result.meta["leaf_modules"] = tuple(leaf_modules)
     return _in_mode_of(model, result)
 
 

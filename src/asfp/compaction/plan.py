@@ -205,15 +205,38 @@ class Plan:
         return text.getvalue() + self.summary()
 
 
+WITHOUT_EFFECT = {"training", "inplace", "momentum", "p", "track_running_stats", "created_as"}
+"""Settings of modules that change nothing in evaluation."""
+
+
 def signature(traced: fx.GraphModule) -> str:
-    """A fingerprint of the graph and its sizes, not of its weights."""
+    """A fingerprint of the graph, its sizes and settings, not of its weights: what equals it computes the same."""
     digest = hashlib.sha256()
     for node in traced.graph.nodes:
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        digest.update(f"{node.op} {node.name} {target} {[n.name for n in node.all_input_nodes]}\n".encode())
+        given = _spelled((node.args, node.kwargs))
+        digest.update(f"{node.op} {node.name} {target} {given}\n".encode())
+        if node.op == "call_module":
+            for name, module in traced.get_submodule(str(node.target)).named_modules():
+                known = {k: v for k, v in vars(module).items() if k not in WITHOUT_EFFECT and not k.startswith("_")}
+                digest.update(f"  {name} {type(module).__name__} {_spelled(dict(sorted(known.items())))}\n".encode())
     for name, value in traced.state_dict().items():
         digest.update(f"{name} {tuple(value.shape)}\n".encode())
     return digest.hexdigest()[:32]
+
+
+def _spelled(value: Any) -> str:
+    """Numbers, words and nodes as text; of anything else its type alone, which is the same in every process."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_spelled(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_spelled, value)) + ")"
+    if isinstance(value, slice):
+        return f"slice{_spelled((value.start, value.stop, value.step))}"
+    plain = value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype))
+    return repr(value) if plain else type(value).__name__
 
 
 def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter, layout: str) -> Plan:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from asfp.compaction import compact
+from asfp.errors import AsfpError
 from asfp.measurement.macs import LayerMacs, count_layers
 from asfp.measurement.paper import convolution_macs, exact_fraction, trace_whole, whole_filters
 from asfp.pruner import SoftPruner
@@ -140,6 +141,8 @@ def measure(
     >>> round(found.cut_percent(found.pruned.macs_paper), 2)  # the paper prints 54.0
     53.96
     """
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or not 0 <= repeats <= 1_000_000:
+        raise AsfpError(f"repeats={repeats!r} is not a count: give 0 for no timing, or e.g. 30")
     model = unwrap(model)
     counted = count_layers(model, example_inputs)
     pruned = None

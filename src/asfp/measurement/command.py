@@ -6,12 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from asfp.checks import check_align, check_selection
 from asfp.compaction import CompactModule
 from asfp.errors import AsfpError
-from asfp.measurement import measure
+from asfp.measurement import Measurement, measure
 from asfp.measurement.paper import PRESETS
 from asfp.measurement.table import as_table
+from asfp.models import create_model
 from asfp.schedule import check_rate
 from asfp.sources import Source, build, parse_source
 
@@ -46,7 +49,7 @@ def measure_source(
     model, example = build(replace(source, rate=None), size)
     found = measure(model, example, rate=rate, layers=rates, selection=selection, align=align)
     found = replace(found, model=text.partition("@")[0])
-    origin = _origin(model) if isinstance(model, CompactModule) else {}
+    origin = _origin(model, found, example) if isinstance(model, CompactModule) else {}
     if as_json:
         extra = {"preset": preset} if preset else {}
         return json.dumps({"rate": None, **found.to_dict(layers=layers), **extra, **origin})
@@ -125,14 +128,17 @@ def _preset(source: Source, preset: str | None, rate: float | None) -> dict[str,
     return dict(rates)
 
 
-def _origin(model: CompactModule) -> dict[str, Any]:
-    """A file's own numbers: the model is the compact one, and the plan knows what it was cut from."""
-    before = [layer for layer in model.plan.layers if layer.kind.startswith("Conv")]
-    dense, after = sum(x.macs_before for x in before), sum(x.macs_after for x in before)
+def _origin(model: CompactModule, found: Measurement, example: Tensor) -> dict[str, Any]:
+    """A file's own numbers: the model is the compact one, and beside it stands what it was cut from."""
+    name, options = model.meta["created_as"]
+    dense = measure(create_model(name, **options), example.float())
     return {
         "architecture": model.plan.model,
-        "macs_dense": dense,
-        "macs_compact": after,
-        "cut_compact_percent": round(100 * (1 - after / dense), 4) if dense else 0.0,
-        "params_compact": sum(p.numel() for p in model.parameters()),
+        "macs_dense": dense.macs_conv,
+        "macs_dense_linear": dense.macs_linear,
+        "params_dense": dense.params,
+        "macs_compact": found.macs_conv,
+        "macs_compact_linear": found.macs_linear,
+        "cut_compact_percent": round(dense.cut_percent(found.macs_conv), 4),
+        "params_compact": found.params,
     }

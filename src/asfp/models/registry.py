@@ -106,6 +106,6 @@ def _build(name: str, builder: Callable[..., nn.Module], kwargs: Mapping[str, An
         return model
     except AsfpError:
         raise
-    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+    except (TypeError, ValueError, LookupError, RuntimeError, AssertionError, AttributeError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
         raise AsfpError(f"{name} cannot be built with ({given}): {error}") from error
