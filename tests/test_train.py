@@ -51,6 +51,7 @@ def test_every_method_ends_with_an_equal_compact_model(tmp_path: Path, method: s
     assert rows[-1]["zeroed"] == (0 if method == "none" else 92)
     assert rows[-1]["regrown"] == 0.0 if method in ("none", "hard") else rows[-1]["regrown"] > 0.0
     assert set(rows[0]["seconds"]) == {"train", "evaluate", "prune", "log"}
+    assert any(b"filter norms/conv1" in file.read_bytes() for file in tmp_path.rglob("events.out*"))
     assert (tmp_path / FILTERS).exists() == (method != "none")
     if method != "none":
         filters = read_filters(tmp_path / FILTERS)

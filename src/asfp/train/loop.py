@@ -112,10 +112,10 @@ def _epoch(
     before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
     clock.stop("evaluate")
     rate, zeroed, regrown, back = 0.0, 0, 0.0, 0.0
-    norms: dict[str, Tensor] = {}
+    norms = filter_norms(parts.pruner or parts.model)
+    clock.stop("log")
     if parts.pruner is not None:
-        norms, masks = filter_norms(parts.pruner), parts.pruner.masks
-        clock.stop("log")
+        masks = parts.pruner.masks
         step = _prune(parts, parts.pruner, epoch)
         rate, zeroed, regrown = step.rate, step.zeroed, step.regrown
         clock.stop("prune")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asfp.errors import AsfpError
 from asfp.pruner import SoftPruner
@@ -33,18 +33,23 @@ class FilterHistory:
 
 
 @torch.no_grad()
-def filter_norms(pruner: SoftPruner) -> dict[str, Tensor]:
-    """The l2 norm of every filter, by layer, with one copy from the device.
+def filter_norms(of: SoftPruner | nn.Module) -> dict[str, Tensor]:
+    """The l2 norm of every filter, by layer, with one copy from the device: a pruner's, or all of an unpruned model.
 
-    >>> from torch import nn
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Flatten(), nn.Linear(4, 2))
     >>> _ = nn.init.zeros_(net[0].weight)
     >>> filter_norms(SoftPruner(net, 0.5, epochs=2, example_inputs=torch.zeros(1, 3, 3, 3)))
     {'0': tensor([0., 0., 0., 0.])}
     """
-    norms = [layer.weight.detach().flatten(1).float().norm(dim=1) for layer in pruner.layers]
+    if isinstance(of, nn.Module):
+        weights = {name: m.weight for name, m in of.named_modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))}
+    else:
+        weights = {layer.name: layer.weight for layer in of.layers}
+    norms = [weight.detach().flatten(1).float().norm(dim=1) for weight in weights.values()]
+    if not norms:
+        return {}
     parts = torch.cat(norms).cpu().split([len(n) for n in norms])
-    return {layer.name: part for layer, part in zip(pruner.layers, parts, strict=True)}
+    return dict(zip(weights, parts, strict=True))
 
 
 def returned(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
