@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from asfp.architecture import Architecture, build_architecture, recorded
 from asfp.compaction import CompactModule, Plan, apply
 from asfp.errors import AsfpError
-from asfp.trace import Leaf
+from asfp.trace import Leaf, is_channels_last
 
 FORMAT = "asfp-compact-1"
 KEYS = {"format", "plan", "architecture", "channels_last", "sha256"}
@@ -64,7 +64,7 @@ def save(compact: CompactModule, path: str | os.PathLike[str], model: str | None
         "format": FORMAT,
         "plan": compact.plan.to_json(),
         "architecture": architecture.to_json() if architecture is not None else "",
-        "channels_last": str(_is_channels_last(compact)),
+        "channels_last": str(is_channels_last(compact)),
     }
     metadata["sha256"] = checksum(tensors, metadata)
     if not path.parent.is_dir():
@@ -271,11 +271,6 @@ def _fill(path: Path, compact: CompactModule, tensors: dict[str, Tensor]) -> Non
             raise AsfpError(f"{path}: {name} is {shapes}; the file does not fit its plan or the given network")
         target.data = target.data.to(given.dtype)  # first, so that copying rounds nothing and tied weights stay tied
     compact.load_state_dict(tensors, strict=True)
-
-
-def _is_channels_last(model: nn.Module) -> bool:
-    weights = [p for p in model.parameters() if p.ndim == 4 and not p.is_contiguous()]
-    return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
 def _umask() -> int:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -123,6 +124,16 @@ def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
     if share_tensors:
         known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, known)
+
+
+def is_channels_last(model: nn.Module) -> bool:
+    """Whether the weights of a model's convolutions lie in memory channel by channel.
+
+    >>> [is_channels_last(nn.Conv2d(3, 8, 3).to(memory_format=m)) for m in (torch.channels_last, torch.preserve_format)]
+    [True, False]
+    """
+    weights = [p for p in model.parameters() if p.ndim == 4 and not p.is_contiguous()]
+    return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
 def as_arguments(example_inputs: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

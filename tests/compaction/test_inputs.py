@@ -202,3 +202,15 @@ def test_a_backbone_inside_a_detector() -> None:
     assert whole.backbone.plan.macs_after < 0.9 * whole.backbone.plan.macs_before
     assert torch.allclose(expected[0]["boxes"], got[0]["boxes"], atol=1e-6)
     assert torch.equal(expected[0]["labels"], got[0]["labels"])
+
+
+def test_channels_stay_last_in_memory() -> None:
+    torch.manual_seed(0)
+    model = asfp.create_model("resnet8").eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    asfp.SoftPruner(model, 0.4, 1, example_inputs=x).step(1)
+    small = asfp.compact(model, x)
+    weights = [p for p in small.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert weights
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)

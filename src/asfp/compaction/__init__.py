@@ -23,7 +23,7 @@ from asfp.compaction.rewrite import Rewriter
 from asfp.compaction.tune import candidates, fastest
 from asfp.compaction.verify import Verification, outputs, self_check, verify
 from asfp.errors import AsfpError, TraceError
-from asfp.trace import Example, Leaf, as_arguments, copy_of
+from asfp.trace import Example, Leaf, as_arguments, copy_of, is_channels_last
 
 __all__ = ["CompactModule", "Plan", "Verification", "apply", "compact", "verify"]
 
@@ -151,11 +151,11 @@ def apply(
 
 
 def _in_mode_of(model: nn.Module, result: CompactModule) -> CompactModule:
-    """Training or evaluation, layer by layer as in the original."""
+    """Training or evaluation, layer by layer as in the original; and channels last in memory where they were."""
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in result.named_modules():
         module.training = modes.get(name, model.training)
-    return result
+    return result.to(memory_format=torch.channels_last) if is_channels_last(model) else result
 
 
 def _build(
