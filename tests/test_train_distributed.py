@@ -171,7 +171,7 @@ class Pair:
 
     def codes(self) -> list[int]:
         for child in self.children:
-            child.join(120)
+            child.join(240)
             child.kill()
         return [child.exitcode for child in self.children]
 
@@ -187,7 +187,7 @@ def result(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
 
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(processes: Any, tmp_path: Path) -> None:
     pair = Pair(processes, tmp_path / "run", epochs=500, data=SMALL["data"] | {"batch": 64})
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while "epoch   1/500" not in pair.said(0, "out"):
         assert time.monotonic() < end, pair.said(0, "err")
         time.sleep(0.05)

@@ -80,7 +80,7 @@ def test_workers_outlive_a_signal_to_all_processes_but_not_the_run(tmp_path: Pat
     image_tree(tmp_path / "images", train=8)
     (tmp_path / "script.py").write_text(SIGNALS)
     done = subprocess.run(  # returns when the last process that could write is gone
-        [sys.executable, "script.py", "images", end], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, "script.py", "images", end], cwd=tmp_path, capture_output=True, text=True, timeout=300,
         start_new_session=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["seen 16 left 0", "not preloaded 0", "ended -9", "at work 2"], done.stderr
