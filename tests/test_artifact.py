@@ -237,7 +237,9 @@ def _eps(model: Any) -> None:
             module.eps = 0.1
 
 
-@pytest.mark.parametrize("change", [_activation, _pool, _stride, _eps])
+@pytest.mark.parametrize(
+    "change", [_eps, *(pytest.param(f, marks=pytest.mark.slow) for f in (_activation, _pool, _stride))]
+)
 def test_a_network_changed_after_it_was_built_is_not_taken_for_the_usual_one(
     change: Callable[[Any], None], tmp_path: Path
 ) -> None:

@@ -53,3 +53,15 @@ def test_another_thread_gets_an_empty_list() -> None:
         thread.join()
     """)
     assert said == "[] True"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals cannot be blocked there")
+def test_signals_that_were_blocked_are_heard_and_blocked_again() -> None:
+    said = run("""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.raise_signal(signal.SIGTERM)
+        with stop_signals() as stop:
+            print(stop == [signal.SIGTERM])
+        print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    """)
+    assert said.split() == ["True", "True"]

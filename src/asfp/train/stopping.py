@@ -14,7 +14,8 @@ from asfp.errors import Interrupted
 def stop_signals(*, patient: bool = False) -> Iterator[list[int]]:
     """A list that SIGINT and SIGTERM are put on; a second one raises `Interrupted`, unless `patient`.
 
-    Outside the main thread, where Python takes no handlers, the list stays empty and the signals do what they did.
+    They are heard also where the process that started this one had blocked them. Outside the main thread, where Python
+    takes no handlers, the list stays empty and the signals do what they did.
 
     >>> with stop_signals() as stop:
     ...     work = [step for step in range(1000) if not stop]
@@ -33,8 +34,11 @@ def stop_signals(*, patient: bool = False) -> Iterator[list[int]]:
     except ValueError:  # not in the main thread
         yield stop
         return
+    masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, before) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield stop
     finally:
+        if masked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for number, handler in before.items():
             signal.signal(number, handler)
