@@ -59,7 +59,7 @@ def test_a_target_out_of_reach_says_what_is_in_reach() -> None:
         rate_for_latency(asfp.create_model("resnet8"), EXAMPLE, 0.5, engine="compile")
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_latency_is_predicted_from_layers_and_then_measured(engine: str) -> None:
     pytest.importorskip(engine)
     torch.manual_seed(0)
