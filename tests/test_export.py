@@ -197,6 +197,23 @@ def test_folding_takes_border_corrections_along(small: CompactModule) -> None:
     small.float()
 
 
+class Overwritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        y.relu_()
+        return y
+
+
+def test_folding_keeps_what_is_written_in_place() -> None:
+    model, x = Overwritten().eval(), torch.randn(1, 3, 6, 6)
+    assert torch.equal(fold_batch_norms(model, x)(x), model(x))
+    assert torch.equal(convolve_borders(fold_batch_norms(model, x))(x), model(x))
+
+
 class Borders(nn.Module):
     """Constants in front of padded convolutions of all kinds: strided, dilated, even, in one to three dimensions."""
 

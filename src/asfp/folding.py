@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from asfp.compaction.layers import BorderBias
 from asfp.errors import TraceError
 from asfp.roles import LEAVES
-from asfp.trace import Example, trace
+from asfp.trace import Example, has_effect, trace
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -51,7 +51,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
         for node, norm in once.items():
             if type(norm) in _NORMS and norm.running_mean is not None:
                 _fold(traced, node, norm, once)
-    traced.graph.eliminate_dead_code()
+    traced.graph.eliminate_dead_code(has_effect)
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced.eval()
@@ -103,7 +103,7 @@ def convolve_borders(model: nn.Module) -> nn.Module:
         border = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(border, BorderBias) and _symmetric(border, node):
             _convolve(model, node, border, ones)
-    model.graph.eliminate_dead_code()
+    model.graph.eliminate_dead_code(has_effect)
     model.delete_all_unused_submodules()
     model.recompile()
     return model
