@@ -1,0 +1,214 @@
+"""A convolution that adds its bias, a residual and applies ReLU before it writes: one pass over memory on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asfp.compaction.layers import BorderBias
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What cuDNN has fused kernels for."""
+
+FEW = 8
+"""Convolutions that read fewer channels than this, as a network's first does, may read zeros beside them."""
+
+WIDTHS = {torch.float16: 8, torch.bfloat16: 8}
+"""To how many channels those are filled up on a GPU, by type: tensor cores load 16 bytes at once."""
+
+SAME = 0.05
+"""Fused and separate results may differ by this share of the range: more than rounding, less than a mistake."""
+
+SLOWER = "separate kernels are faster"
+
+
+class FusedConv(nn.Module):
+    """relu(conv(x, w) + b), or relu(conv(x, w) + b + z), by one cuDNN kernel where there is a GPU.
+
+    On a CPU, under autocast, torch.compile or gradients it is computed by torch's separate operations; on a GPU too
+    where cuDNN has no such kernel, and from then on: `fell_back` says why. The first result is compared with theirs.
+    With a `border` correction, what that adds is kept for the last size. For inference: the weights take no gradients.
+
+    >>> conv = nn.Conv2d(3, 8, 3)
+    >>> x = torch.randn(1, 3, 8, 8)
+    >>> torch.equal(FusedConv(conv)(x), conv(x).relu()), FusedConv(conv).fell_back
+    (True, '')
+    """
+
+    traced_whole = True  # one operation to a tracer
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, conv: nn.Conv2d, *, relu: bool = True, bias: Tensor | None = None, border: BorderBias | None = None
+    ) -> None:
+        super().__init__()
+        assert conv.padding_mode == "zeros"
+        assert not isinstance(conv.padding, str)
+        bias = conv.bias if bias is None else bias
+        if bias is None and relu:  # cuDNN's kernel adds one anyhow
+            bias = conv.weight.new_zeros(conv.out_channels)
+        self.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
+        self.relu, self.border = relu, border
+        self.width: int | None = None
+        """How many channels to fill the input up to; None for what WIDTHS says."""
+        self.fell_back = ""
+        self._checked = False
+        self._weight: tuple[object, Tensor | None] = (None, None)
+        self._map: tuple[object, Tensor | None] = (None, None)
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        if not self._by_hand(x, z):
+            return self._separately(x, self.weight, z)
+        wide, weight = self._filled_up(x)
+        if not self.relu or self.fell_back or (z is not None and z.shape != self._shape(x)):
+            return self._separately(wide, weight, z)
+        try:
+            if self._checked or torch.cuda.is_current_stream_capturing():
+                return self._fused(wide, weight, z)
+            result, reason = self._compared(wide, weight, z), "cuDNN's fused kernel gives another result"
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # no such kernel; a mistake in the shapes is told by what follows
+            result, reason = None, (str(error).strip() or repr(error)).splitlines()[0]
+        if result is None:
+            result = self._separately(wide, weight, z)
+            self.fell_back = reason
+        self._checked = True
+        return result
+
+    def take_faster(self, x: Tensor, z: Tensor | None = None) -> None:
+        """On a GPU: time fused and separate kernels, and the widths that few channels can be filled up to, on this
+        input, and do it the fastest way from now on."""
+        if not self._by_hand(x, z):
+            return
+        count = self.weight.shape[1]
+        widths = [w for w in (4, 8) if count < FEW and self.groups == 1 and w > count]
+        ways = ("", SLOWER) if self.relu and self.fell_back in ("", SLOWER) else (self.fell_back,)
+        times: dict[tuple[str, int], float] = {}
+        for width in (count, *widths):
+            for way in ways:
+                self.fell_back, self.width = way, width
+                taken = _time(lambda: self.forward(x, z))  # no hooks: they brought us here
+                times[self.fell_back, width] = taken
+                if self.fell_back != way:  # there is no such kernel
+                    break
+        self.fell_back, self.width = min(times, key=lambda way: times[way])
+
+    def _by_hand(self, x: Tensor, z: Tensor | None) -> bool:
+        """Whether cuDNN can be called by hand: plain tensors on a GPU, nothing that traces, casts or differentiates."""
+        given = [t for t in (x, self.weight, self.bias, z) if t is not None]
+        return (
+            x.is_cuda
+            and x.ndim == 4
+            and x.numel() > 0
+            and x.dtype in DTYPES
+            and not torch.compiler.is_compiling()
+            and not torch._C._is_tracing()
+            and not torch.is_autocast_enabled("cuda")
+            and all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype and t.device == x.device for t in given)
+            and not (torch.is_grad_enabled() and any(t.requires_grad for t in given))
+            and bool(torch.backends.cudnn.enabled)
+            and not torch.backends.cudnn.deterministic
+        )
+
+    def _compared(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor | None:
+        """The fused result, or None where it is not that of separate kernels.
+
+        torch passes the memory of the result as a residual times 0: what is left there must not matter, so leave NaNs.
+        """
+        expected = self._separately(x, weight, z)
+        left = torch.full_like(expected, torch.nan)
+        del left
+        found = self._fused(x, weight, z)
+        return found if bool((found - expected).abs().max() <= SAME * expected.abs().max()) else None
+
+    def _fused(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
+        if self.border is not None:
+            z = self._corrections(self.border, x, weight) if z is None else self.border(z, x)
+        return cudnn(x, weight, z, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def _separately(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
+        y = F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        y = y if self.border is None else self.border(y, x)
+        y = y if z is None else y + z
+        return y.relu_() if self.relu else y
+
+    def _filled_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and weight with channels of zeros where there are few; the weight is kept for the next time."""
+        count = self.weight.shape[1]
+        width = WIDTHS.get(x.dtype, count) if self.width is None else self.width
+        more = width - count
+        if more <= 0 or count >= FEW or self.groups != 1 or x.shape[1] != count:
+            return x, self.weight
+        key = more, *_identity(self.weight)
+        if self._weight[0] != key or self.weight.is_inference():
+            wide = F.pad(self.weight.detach(), (0, 0, 0, 0, 0, more))
+            self._weight = key, wide.contiguous(memory_format=_layout(self.weight))
+        kept = self._weight[1]
+        assert kept is not None
+        return F.pad(x, (0, 0, 0, 0, 0, more)), kept
+
+    def _corrections(self, border: BorderBias, x: Tensor, weight: Tensor) -> Tensor:
+        """What the border correction adds, for the whole batch, as a residual; kept for the next time."""
+        key = x.shape, _layout(x, weight), *_identity(border.integral)
+        if self._map[0] != key or border.integral.is_inference():
+            shape = self._shape(x)
+            added = border.contribution(torch.empty(shape, device="meta"), x)
+            self._map = key, added.expand(shape).contiguous(memory_format=_layout(x, weight))
+        kept = self._map[1]
+        assert kept is not None
+        return kept
+
+    def _shape(self, x: Tensor) -> tuple[int, ...]:
+        axes = zip(x.shape[2:], self.weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
+        sizes = [(n + 2 * int(p) - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+        return x.shape[0], self.weight.shape[0], *sizes
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_weight": (None, None), "_map": (None, None)}
+
+    def extra_repr(self) -> str:
+        out, count, *taps = self.weight.shape
+        fallen = f", fell back: {self.fell_back}" if self.fell_back else ""
+        form = f"kernel={taps}, stride={self.stride}, padding={self.padding}, relu={self.relu}"
+        return f"{count * self.groups}, {out}, {form}{fallen}"
+
+
+def cudnn(x: Tensor, weight: Tensor, z: Tensor | None, bias: Tensor | None, *geometry: Any) -> Tensor:
+    """relu(conv(x, w) + z + b) by one kernel; cuDNN takes z for what has the result's shape, without a check."""
+    if z is None:
+        return torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *geometry)
+    return torch.ops.aten.cudnn_convolution_add_relu(x, weight, z, 1.0, bias, *geometry)
+
+
+def _identity(x: Tensor) -> tuple[object, ...]:
+    """What changes when a tensor or its values do, but for inference tensors, which count no versions."""
+    return x.data_ptr(), x.dtype, x.device, None if x.is_inference() else x._version
+
+
+def _layout(*tensors: Tensor) -> torch.memory_format:
+    """How cuDNN writes what it makes of these: channels last where one of them is."""
+    last = any(not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _time(run: Callable[[], object], calls: int = 10) -> float:
+    """Milliseconds of a call on the GPU, which sleeps until all are queued, so that it does not wait for Python."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / calls

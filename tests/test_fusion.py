@@ -1,0 +1,424 @@
+"""Fused models compute what they were made from: which patterns are fused, which are not, and what a GPU would run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import zero_filters
+from random_networks import build
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+import asfp
+from asfp import fused_conv
+from asfp.compaction.layers import BorderBias
+from asfp.compaction.layout import LAYOUTS
+from asfp.fused_conv import FusedConv
+from asfp.fusion import fell_back, fuse, take_faster
+
+RELUS: list[Callable[[Tensor], Tensor]] = [
+    nn.ReLU(),
+    nn.ReLU(inplace=True),
+    F.relu,
+    lambda x: F.relu(x, inplace=True),
+    torch.relu,
+    torch.relu_,
+    lambda x: x.relu(),
+    lambda x: x.relu_(),
+]
+ADDITIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    operator.add,
+    operator.iadd,
+    torch.add,
+    lambda a, b: a.add(b),
+    lambda a, b: a.add_(b),
+]
+OVERWRITE = (1, 4)
+"""Which of these write into their first operand."""
+
+
+def assert_same(model: nn.Module, fused: nn.Module, *inputs: Tensor) -> None:
+    """Within 1e-12 of the range in float64, 1e-6 in float32."""
+    for x in inputs:
+        with torch.no_grad():
+            pairs = zip(pytree.tree_leaves(model(x.clone())), pytree.tree_leaves(fused(x.clone())), strict=True)
+            for expected, found in pairs:
+                close = (1e-12 if expected.dtype == torch.float64 else 2e-6) * max(1.0, float(expected.abs().max()))
+                torch.testing.assert_close(found, expected, rtol=0, atol=close, equal_nan=True)
+
+
+def count(model: nn.Module, *kinds: type[nn.Module]) -> int:
+    return sum(isinstance(m, kinds) for m in model.modules())
+
+
+def functions(model: nn.Module) -> list[Any]:
+    assert isinstance(model, fx.GraphModule)
+    return [node.target for node in model.graph.nodes if node.op in ("call_function", "call_method")]
+
+
+def network(name: str) -> nn.Module:
+    options = {"init_weights": False} if name == "googlenet" else {}
+    torch.manual_seed(0)
+    model = zero_filters(torchvision.models.get_model(name, weights=None, **options))
+    return model.eval()
+
+
+# -- whole networks
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "plain"),
+    [
+        ("resnet18", 17, 3),
+        ("resnet50", 49, 4),
+        ("resnext50_32x4d", 49, 4),
+        ("mobilenet_v2", 1, 51),  # ReLU6
+        ("densenet121", 59, 61),
+        ("googlenet", 57, 0),
+        ("squeezenet1_1", 26, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_networks_of_torchvision(name: str, fused: int, plain: int, dtype: torch.dtype) -> None:
+    model = network(name).to(dtype)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    x = torch.randn(2, 3, 64, 64, dtype=dtype)
+    done = fuse(model, x[:1])
+    assert (count(done, FusedConv), count(done, nn.Conv2d)) == (fused, plain)
+    assert_same(model, done, x, torch.randn(1, 3, 96, 64, dtype=dtype))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(isinstance(m, FusedConv) for m in model.modules())
+    assert fell_back(done) == {}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_residual_network_has_no_relu_and_no_addition_left(name: str) -> None:
+    done = fuse(network(name), torch.zeros(1, 3, 64, 64))
+    assert functions(done) == [torch.flatten]
+    assert count(done, nn.ReLU, nn.BatchNorm2d) == 0
+    assert all(m.bias is None for m in done.modules() if isinstance(m, nn.Conv2d))  # their partners add it
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("selection", ["independent", "nested", "coupled"])
+@pytest.mark.parametrize("name", ["resnet20", "torchvision:resnet18", "torchvision:resnet50"])
+def test_compact_networks(name: str, selection: str, layout: str) -> None:
+    size = 32 if name == "resnet20" else 64
+    model = zero_filters(asfp.create_model(name), rate=0.0).double().eval()
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    asfp.SoftPruner(model, 0.4, 1, selection=selection, example_inputs=x).step(1)
+    small = asfp.compact(model, x[:1], layout=layout, check=False).eval()
+    done = fuse(small, x[:1])
+    assert count(done, FusedConv) > 8
+    assert_same(small, done, x, torch.randn(1, 3, size + 7, size, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@pytest.mark.parametrize("start", range(0, 100, 25))
+def test_random_networks(start: int) -> None:
+    for seed in range(start, start + 25):
+        net, x = build(seed)
+        assert_same(net, fuse(net, x), x, torch.randn(3, *x.shape[1:], dtype=x.dtype))
+        small = asfp.compact(net, x, layout=list(LAYOUTS)[seed % len(LAYOUTS)], check=False).eval()
+        assert_same(small, fuse(small, x), x, torch.randn(3, *x.shape[1:], dtype=x.dtype))
+
+
+# -- patterns
+
+
+class Sum(nn.Module):
+    """relu(a(x) + b(y)), by one of the ways to write it; `b` may be no convolution, or be read once more."""
+
+    def __init__(self, relu: int, add: int, *, swap: bool = False, second: bool = True, read: str = "") -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 4, 1) if second else nn.MaxPool2d(1)
+        self.relu, self.add, self.swap, self.read = RELUS[relu], ADDITIONS[add], swap, read
+
+    def forward(self, x: Tensor) -> Any:
+        if isinstance(self.b, nn.MaxPool2d):
+            b, a = self.b(x)[:, :4].contiguous().sigmoid(), self.a(x)
+        else:
+            a, b = self.a(x), self.b(x)
+        once_more = {"a": a, "b": b}[self.read].exp() if self.read else x
+        result = self.relu(self.add(b, a) if self.swap else self.add(a, b))
+        return result, once_more
+
+
+@given(
+    st.integers(0, len(RELUS) - 1),
+    st.integers(0, len(ADDITIONS) - 1),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "a", "b"]),
+)
+def test_every_way_to_write_a_sum(relu: int, add: int, swap: bool, second: bool, read: str) -> None:
+    model = Sum(relu, add, swap=swap, second=second, read=read).double().eval()
+    x = torch.randn(2, 8, 5, 5, dtype=torch.float64)
+    done = fuse(model, x)
+    assert_same(model, done, x)
+    overwritten = add in OVERWRITE
+    if second and not (overwritten and read):
+        assert count(done, FusedConv) == 1
+        assert count(done, nn.ReLU) == 0
+    if not second and (read == "a" or (overwritten and swap)):
+        assert count(done, FusedConv) == 0
+
+
+@pytest.mark.parametrize("relu", range(len(RELUS)))
+def test_every_way_to_write_relu(relu: int) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.relu = nn.Conv2d(8, 4, 3, bias=False), nn.BatchNorm2d(4), RELUS[relu]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.relu(self.norm(self.conv(x)))
+            return y
+
+    model = zero_filters(Plain(), rate=0.0).double().eval()
+    done = fuse(model, torch.zeros(1, 8, 5, 5, dtype=torch.float64))
+    assert [type(m) for m in done.children()] == [FusedConv]
+    assert_same(model, done, torch.randn(3, 8, 9, 6, dtype=torch.float64))
+
+
+class Write(nn.Module):
+    """One line of code over two convolutions."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.line = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), forward
+        self.same = nn.Conv2d(8, 8, 3, padding="same")
+        self.reflect = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+        self.scale = nn.Parameter(torch.randn(1, 8, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.line(self, x)
+
+
+def overwrites_the_input(m: Any, x: Tensor) -> Tensor:
+    y, z = m.a(x), x.sigmoid_()
+    return (y + z).relu()
+
+
+def overwrites_a_view(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    z = y.view(y.shape)
+    z += m.a(x)
+    return z.relu() + y
+
+
+def overwrites_what_is_read_later(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x).sigmoid()
+    z = y
+    z += m.a(x)
+    return z.relu_() + y
+
+
+@pytest.mark.parametrize(
+    ("line", "fused"),
+    [
+        (lambda m, x: (y := m.a(x), y.relu())[1] + y, 0),  # read twice
+        (lambda m, x: (y := m.a(x) + x).relu() + y, 0),  # the sum is read twice
+        (lambda m, x: (m.a(x) + m.scale).relu(), 0),  # broadcast
+        (lambda m, x: (m.a(x) + x.mean((2, 3), keepdim=True)).relu(), 0),
+        (lambda m, x: (m.a(x) + 1.0).relu(), 0),
+        (lambda m, x: torch.add(m.a(x), x, alpha=2).relu(), 0),
+        (lambda m, x: (y := m.a(x), (y + y).relu())[1], 0),
+        (lambda m, x: m.same(x).relu() + m.reflect(x).relu(), 0),
+        (lambda m, x: (m.a(x) - x).relu(), 0),
+        (lambda m, x: F.relu6(m.a(x)), 0),
+        (overwrites_the_input, 0),
+        (overwrites_a_view, 0),
+        (overwrites_what_is_read_later, 0),
+        (lambda m, x: (m.same(x) + m.a(x)).relu(), 1),
+        (lambda m, x: m.a(m.a(m.a(x).relu()).relu()) + x, 2),  # one layer, three times
+        (lambda m, x: (m.a(x) + m.a(x.exp())).relu(), 1),
+        (lambda m, x: m.b(m.a(x).relu() + m.b(x).relu()).relu(), 3),
+    ],
+)
+def test_what_is_fused_and_what_is_not(line: Callable[[Any, Tensor], Any], fused: int) -> None:
+    model = Write(line).double().eval()
+    x = torch.randn(2, 8, 6, 6, dtype=torch.float64)
+    done = fuse(model, x)
+    assert count(done, FusedConv) == fused
+    assert_same(model, done, x, torch.randn(1, 8, 9, 5, dtype=torch.float64))
+
+
+def test_what_has_the_same_shape_in_the_example_only() -> None:
+    model = Write(lambda m, x: (m.a(x) + x.mean((2, 3), keepdim=True)).relu()).double().eval()
+    done = fuse(model, torch.zeros(1, 8, 1, 1, dtype=torch.float64))
+    assert count(done, FusedConv) == 1
+    assert_same(model, done, torch.randn(2, 8, 6, 6, dtype=torch.float64))
+
+
+def test_hooks_are_kept() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU())
+    model[0].register_forward_hook(lambda m, given, y: 2 * y)
+    x = torch.randn(1, 8, 6, 6)
+    assert_same(model, fuse(model, x), x)
+
+
+def test_what_cannot_be_traced_comes_back_as_it_is() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).relu() if x.sum().item() > 0 else self.conv(x)
+
+    x = torch.randn(1, 8, 6, 6)
+    done = fuse(Branch(), x)
+    assert isinstance(done, Branch)
+    assert not done.training
+
+
+# -- what a GPU would run
+
+
+class Kernel:
+    """cuDNN's, on a CPU: reads its residual as it lies in memory, whatever its shape."""
+
+    def __init__(self, error: str = "", left: float = 0.0) -> None:
+        self.error, self.left, self.calls = error, left, 0
+
+    def __call__(self, x: Tensor, weight: Tensor, z: Tensor | None, bias: Tensor, *geometry: Any) -> Tensor:
+        self.calls += 1
+        if self.error:
+            raise RuntimeError(self.error)
+        y = F.conv2d(x, weight, bias, *geometry)
+        if z is not None:
+            assert z.shape == y.shape
+            y = y + z
+        return y.relu() + self.left
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(fused_conv, "cudnn", lambda *given: made(*given))
+    monkeypatch.setattr(FusedConv, "_by_hand", lambda self, x, z: x.ndim == 4)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+@pytest.mark.parametrize("constants", [True, False])
+def test_kernels_compute_the_same(kernel: Kernel, constants: bool) -> None:
+    model = zero_filters(asfp.create_model("resnet20"), rate=0.4 if constants else 0.0).double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    small = asfp.compact(model, x, layout="zeros", check=False).eval()
+    assert any(isinstance(m, BorderBias) for m in small.modules()) == constants
+    done = fuse(small, x)
+    assert functions(done).count(operator.add) == functions(done).count("relu") == 0
+    assert all(name.endswith("border") for name, m in done.named_modules() if isinstance(m, BorderBias))
+    for size in (32, 40, 32):
+        for _ in range(2):  # what was kept is used
+            assert_same(small, done, torch.randn(2, 3, size, size, dtype=torch.float64))
+    assert kernel.calls == 6 * count(done, FusedConv)
+    assert fell_back(done) == {}
+    with torch.no_grad():
+        for tensor in (*done.parameters(), *done.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1.1)  # what was kept is out of date
+    kept = done(x)
+    for module in done.modules():
+        if isinstance(module, FusedConv):
+            module.__setstate__(module.__getstate__())  # forgets
+    assert torch.equal(kept, done(x))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_few_channels_are_filled_up_with_zeros(kernel: Kernel, layout: torch.memory_format) -> None:
+    conv = nn.Conv2d(3, 16, 7, stride=2, padding=3)
+    done = fuse(nn.Sequential(conv, nn.ReLU()), torch.zeros(1, 3, 16, 16)).to(torch.bfloat16, memory_format=layout)  # type: ignore[call-overload]
+    x = torch.randn(2, 3, 16, 16).bfloat16().contiguous(memory_format=layout)
+    stem = done.get_submodule("0")
+    assert isinstance(stem, FusedConv)
+    wide, weight = stem._filled_up(x)
+    assert wide.shape[1] == weight.shape[1] == 8
+    assert weight.is_contiguous(memory_format=layout)
+    assert stem._filled_up(x)[1] is weight
+    torch.testing.assert_close(done(x), conv.bfloat16()(x).relu())
+    stem.width = 4
+    assert stem._filled_up(x)[1].shape[1] == 4
+    torch.testing.assert_close(done(x), conv(x).relu())
+    done.float()
+    stem.width = None
+    assert stem._filled_up(x.float())[1] is stem.weight
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"), [(Kernel(error="no engine\nat all"), "no engine"), (Kernel(left=1.0), "another result")]
+)
+def test_where_cudnn_refuses_or_errs_it_falls_back(
+    wrong: Kernel, reason: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_conv, "cudnn", wrong)
+    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU())
+    x = torch.randn(2, 8, 6, 6)
+    done = fuse(model, x)
+    for _ in range(3):
+        assert_same(model, done, x)
+    assert wrong.calls == 1
+    assert reason in fell_back(done)["0"]
+    assert reason in str(done)
+
+
+def test_a_mistake_in_the_shapes_is_no_fall_back(kernel: Kernel) -> None:
+    done = fuse(nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU()), torch.zeros(1, 8, 6, 6))
+    with pytest.raises(RuntimeError, match="channels"):
+        done(torch.zeros(1, 7, 6, 6))
+    assert fell_back(done) == {}
+
+
+def test_a_residual_that_is_broadcast_is_kept_from_cudnn(kernel: Kernel) -> None:
+    model = Write(lambda m, x: (m.a(x) + x.mean((2, 3), keepdim=True)).relu()).double().eval()
+    done = fuse(model, torch.zeros(1, 8, 1, 1, dtype=torch.float64))
+    assert_same(model, done, torch.randn(2, 8, 6, 6, dtype=torch.float64))
+    assert kernel.calls == 0
+    assert_same(model, done, torch.randn(2, 8, 1, 1, dtype=torch.float64))
+    assert kernel.calls == 1
+
+
+def test_the_faster_way_is_taken(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {(True, 3): 3.0, (False, 3): 4.0, (True, 4): 2.0, (False, 4): 1.0, (True, 8): 5.0, (False, 8): 6.0}
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    x = torch.randn(2, 3, 6, 6)
+    done = fuse(model, x)
+    stem = done.get_submodule("0")
+    assert isinstance(stem, FusedConv)
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        return times[not stem.fell_back, stem.width or 0]
+
+    monkeypatch.setattr(fused_conv, "_time", clock)
+    take_faster(done, x)
+    assert (stem.width, stem.fell_back) == (4, fused_conv.SLOWER)
+    times[True, 8] = 0.5
+    take_faster(done, x)
+    assert (stem.width, stem.fell_back) == (8, "")
+    kernel.error = "no engine"
+    take_faster(done, x)
+    assert (stem.width, stem.fell_back) == (4, "no engine")
+    assert_same(model, done, x)
+
+
+def test_gradients_and_compilation_still_work() -> None:
+    model = network("resnet18").double()
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64, requires_grad=True)
+    done = fuse(model, x.detach())
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    (found,) = torch.autograd.grad(done(x).sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    exported = torch.export.export(done, (x.detach(),)).module()
+    assert_same(done, exported, x.detach())
+    assert_same(done, fuse(done, x.detach()), x.detach())
