@@ -3,6 +3,7 @@
     python benchmarks/speed.py                   # CPU, batch 1: ResNet-18/34/50 on ONNX Runtime and OpenVINO
     python benchmarks/speed.py --device cuda --batch 64 --engine torch
     python benchmarks/speed.py --device cuda --batch 64 --engine compile --precision bf16 --channels-last
+    python benchmarks/speed.py --device cuda --batch 64 --engine fused --precision bf16 --channels-last
 
 Rows: dense; independent, nested and coupled selection; and Torch-Pruning with its `round_to`, where it is installed.
 Independent and nested are pruned by 30 %; coupled ones, which lose more MACs at the same rate, by the rate that

@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from typer.testing import CliRunner, Result
 
 import asfp
-from asfp.bench import Bench, Row, Setting, bench, bench_models, latency_ms
+from asfp.bench import ENGINES, Bench, Row, Setting, bench, bench_models, engines_present, latency_ms
+from asfp.bench.runners import BY_DEVICE
 from asfp.bench.timing import Times, interleave, peak_memory, time_saved
 from asfp.cli import app
 from asfp.compaction import CompactModule
@@ -236,6 +237,7 @@ def test_command_prints_json_or_a_table() -> None:
         (["resnet8", "--precision", "tf32"], "use --device cuda with it"),
         (["resnet8", "--engine", "openvino", "--channels-last"], "leave out --channels-last"),
         (["resnet8", "--engine", "openvino", "--device", "cuda"], "on the CPU only here"),
+        (["resnet8", "--engine", "fused"], "fused is for GPUs: use --device cuda"),
         (["gone.onnx"], "there is no file 'gone.onnx'"),
     ],
 )
@@ -245,6 +247,12 @@ def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], message: st
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_all_engines_are_those_of_the_device() -> None:
+    assert "fused" not in engines_present()
+    assert engines_present("cuda") == ["torch", "compile", "fused"]
+    assert {engine for device in BY_DEVICE.values() for engine in device} == set(ENGINES)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -167,12 +167,16 @@ def bench(
     models: Annotated[list[str], typer.Argument(help="Names, NAME@RATE for a pruned one, .safetensors, .onnx, .xml.")],
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="torch, compile, onnxruntime, openvino or all; may be repeated. [default: torch]"),
+        typer.Option(
+            help="torch, compile, onnxruntime, openvino, fused (GPU) or all; may be repeated. [default: torch]"
+        ),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch size; may be repeated. [default: 1]")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16; tf32 on a GPU.")] = "fp32",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC memory, for torch and compile.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="NHWC memory; not for onnxruntime, openvino.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the engine's choice]")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each model.")] = 30,
     warmup: Annotated[int, typer.Option(help="Runs before that are not counted.")] = 5,

@@ -273,6 +273,7 @@ def test_a_layout_that_is_none(layout: Any) -> None:
     [
         ({"tune": True}, "tune=True is no engine"),
         ({"tune": "touch"}, "Did you mean torch"),
+        ({"tune": "fused"}, "times on a GPU: bring model and example there"),
         ({"tune": "torch", "layout": "zeros"}, "leave out layout='zeros'"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asfp.bench.runners import ENGINES, PRECISIONS, Contestant, Setting
+from asfp.bench.runners import BY_DEVICE, ENGINES, PRECISIONS, Contestant, Setting
 from asfp.bench.timing import Times, interleave, peak_memory, time_saved
 from asfp.errors import AsfpError
 from asfp.trace import Example, as_arguments
@@ -189,13 +189,14 @@ def latency_ms(model: nn.Module, example_inputs: Example, repeats: int = 30) -> 
     return times.median
 
 
-def engines_present() -> list[str]:
-    """The engines that are installed.
+def engines_present(device: str = "cpu") -> list[str]:
+    """The engines that are installed, of those for the device.
 
-    >>> engines_present()[:2]
-    ['torch', 'compile']
+    >>> engines_present()[:2], engines_present("cuda")
+    (['torch', 'compile'], ['torch', 'compile', 'fused'])
     """
-    return [engine for engine in ENGINES if engine in ("torch", "compile") or find_spec(engine) is not None]
+    known = BY_DEVICE.get(device, ("torch",))
+    return [engine for engine in known if ENGINES[engine] == "torch" or find_spec(engine) is not None]
 
 
 def environment() -> dict[str, str]:

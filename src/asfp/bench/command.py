@@ -31,7 +31,7 @@ def bench_sources(
     >>> json.loads(bench_sources(["resnet8"], ["torch"], [1], repeats=3, as_json=True))["rows"][0]["model"]
     'resnet8'
     """
-    chosen = [engine for given in engines for engine in (engines_present() if given == "all" else [given])]
+    chosen = [engine for given in engines for engine in (engines_present(device) if given == "all" else [given])]
     settings = [
         Setting(engine, batch, device, precision, channels_last, threads)
         for engine in dict.fromkeys(chosen)

@@ -15,11 +15,16 @@ from torch import Tensor, nn
 from asfp.bench.timing import Run
 from asfp.engines import needs, onnx_shape, openvino_shape, quietly, run_onnx, run_openvino
 from asfp.errors import AsfpError, nearest
+from asfp.fusion import fuse, take_faster
 from asfp.measurement.macs import count_layers
+from asfp.replay import Replay
 from asfp.sources import Source, build, parse_source, resize
 
-ENGINES = {"torch": "torch", "compile": "torch", "onnxruntime": "onnx", "openvino": "openvino"}
+ENGINES = {"torch": "torch", "compile": "torch", "fused": "torch", "onnxruntime": "onnx", "openvino": "openvino"}
 """Engine -> the extra that has it."""
+
+BY_DEVICE = {"cpu": ("torch", "compile", "onnxruntime", "openvino"), "cuda": ("torch", "compile", "fused")}
+"""Device -> the engines that run models on it here."""
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32: fp32 numbers that a GPU's tensor cores multiply with 10 bits of fraction; fp32 has all 23, on a GPU too."""
@@ -57,8 +62,10 @@ class Setting:
         exported = self.engine in ("onnxruntime", "openvino")
         if exported and self.device != "cpu":
             raise AsfpError(
-                f"{self.engine} is run on the CPU only here: use --engine torch or compile with --device cuda"
+                f"{self.engine} is run on the CPU only here: use --engine torch, compile or fused with --device cuda"
             )
+        if self.engine == "fused" and self.device != "cuda":
+            raise AsfpError("fused is for GPUs: use --device cuda with it, or another --engine")
         if exported and self.channels_last:
             raise AsfpError(f"{self.engine} chooses its own memory layout: leave out --channels-last")
         if self.engine == "onnxruntime" and self.precision != "fp32":
@@ -119,12 +126,16 @@ class Contestant:
     def _on_torch(self, setting: Setting, model: nn.Module, example: Tensor) -> Callable[[], Run]:
         def prepare() -> Run:
             layout: Any = torch.channels_last if setting.channels_last and example.ndim == 4 else torch.preserve_format
-            ready: Any = copy.deepcopy(model).eval().to(setting.device, PRECISIONS[setting.precision])
+            fused = setting.engine == "fused"  # folded before it is rounded to the precision
+            ready: Any = fuse(model, example) if fused else copy.deepcopy(model).eval()
+            ready = ready.to(setting.device, PRECISIONS[setting.precision])
             ready = ready.to(memory_format=layout) if setting.channels_last else ready
             x = torch.randn(setting.batch, *example.shape[1:], generator=torch.Generator().manual_seed(0))
             x = x.to(setting.device, PRECISIONS[setting.precision]).contiguous(
                 memory_format=layout if setting.channels_last else torch.contiguous_format
             )
+            if fused:
+                return _replayed(ready, x, self.source.text)
             if setting.engine == "compile":
                 # a GPU waits for Python between the kernels of a fast network, unless they are one CUDA graph
                 mode = "reduce-overhead" if setting.device == "cuda" else "default"
@@ -204,6 +215,18 @@ def _alone(model: nn.Module) -> Callable[[Tensor], object]:
         return model(x)
 
     return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
+
+
+def _replayed(model: nn.Module, x: Tensor, name: str) -> Run:
+    """The fused model as one CUDA graph, each convolution in the faster way."""
+    try:
+        take_faster(model, x)
+        return Replay(model, x)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        first = (str(error).strip() or repr(error)).splitlines()[0]
+        raise AsfpError(f"{name} cannot be captured as a CUDA graph: {first}; use another --engine") from error
 
 
 def _compile(run: Run, name: str) -> None:

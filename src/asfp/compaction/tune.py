@@ -51,6 +51,8 @@ def fastest(
         raise AsfpError(
             "tune=... times models with one input: give one tensor as example, or choose layout=... by hand"
         )
+    if engine == "fused" and not args[0].is_cuda:
+        raise AsfpError("tune='fused' times on a GPU: bring model and example there, model.cuda() and example.cuda()")
     models: dict[str, Module] = {}
     seen: set[object] = set()
     for name, prices in candidates().items():

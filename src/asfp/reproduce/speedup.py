@@ -16,7 +16,13 @@ PAPER: dict[str, tuple[str, float, float, float, float]] = {
 }
 """Name, milliseconds dense and pruned, percent of time saved, of multiply-adds saved; GTX 1080 (Ti), batch 64."""
 
-ENGINES = {"torch": "PyTorch", "compile": "torch.compile", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+ENGINES = {
+    "torch": "PyTorch",
+    "compile": "torch.compile",
+    "fused": "cuDNN, fused",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+}
 HEADS = (
     *("network", "device", "engine", "batch", "dense, ms", "compact, ms", "time saved", "95 % interval"),
     *("paper: time saved", "MACs saved, compact model", "paper: MACs saved"),
