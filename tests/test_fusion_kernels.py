@@ -1,4 +1,4 @@
-"""What a fused model gives to cuDNN, with a kernel for CPUs in its place: shapes, widths, what is kept, falling back."""
+"""What a fused model gives to cuDNN, with a kernel for CPUs in its place: shapes, widths, what is kept, fall backs."""
 
 from __future__ import annotations
 
