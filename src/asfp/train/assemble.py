@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +130,24 @@ def assemble(config: TrainConfig, fabric: Any) -> Parts:
     if mode == "compile":
         step = eager_step(fabric, wrapped, normalise, wrapped_optimizer, regrowth, loss, compiled=True)
     elif mode == "graph":
-        fast = eager_step(fabric, model, normalise, optimizer, regrowth, loss, compiled=True)
+        kernels = narrow_kernels() if engine.channels_last else nullcontext
+        fast = eager_step(fabric, model, normalise, optimizer, regrowth, loss, compiled=True, kernels=kernels)
         step = GraphedStep(fast, plain, regrowth)
     torch.manual_seed(config.seed + fabric.global_rank)
     return Parts(fabric, model, data, normalise, optimizer, pruner, regrowth, step, mode)
+
+
+def narrow_kernels() -> Callable[[], AbstractContextManager[Any]]:
+    """Convolutions of few channels by kernels of our own, where Triton is installed.
+
+    >>> callable(narrow_kernels())
+    True
+    """
+    if find_spec("triton") is None:
+        return nullcontext
+    from asfp.train.kernels import NarrowConvolutions
+
+    return NarrowConvolutions
 
 
 def step_mode(engine: EngineConfig, fabric: Any) -> str:

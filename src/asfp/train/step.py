@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,8 +49,11 @@ def eager_step(
     regrowth: Regrowth | None,
     objective: Objective = cross_entropy,
     compiled: bool = False,
+    kernels: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Step:
     """zero_grad, loss, backward, step; `enforce_` while filters are held. `compiled`: the loss by torch.compile.
+
+    `kernels`: a context in which the loss is computed, e.g. one that replaces convolutions by faster ones.
 
     >>> from lightning.fabric import Fabric
     >>> fabric, net = Fabric(accelerator="cpu"), nn.Linear(1, 2)
@@ -61,7 +65,8 @@ def eager_step(
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         x = normalise(images)
-        return objective(model(x), x, labels)
+        with kernels():
+            return objective(model(x), x, labels)
 
     loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
 

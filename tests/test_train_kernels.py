@@ -1,0 +1,129 @@
+"""Our kernels for narrow convolutions give what torch gives; here in Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="needs Triton, which torch installs on Linux")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+inside = pytest.mark.skipif(
+    not (INTERPRETED or torch.cuda.is_available()), reason="run by test_in_the_interpreter, or on a GPU"
+)
+
+SHAPES = [
+    (3, 16, 16, 8, 8),
+    (2, 32, 32, 5, 7),
+    (2, 64, 64, 4, 4),
+    (1, 16, 32, 9, 3),
+    (2, 64, 16, 3, 5),
+    (2, 16, 16, 1, 1),
+]
+
+
+def device() -> str:
+    return "cpu" if INTERPRETED else "cuda"
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.float() - wanted).abs().max() / wanted.abs().max())
+
+
+@inside
+@pytest.mark.parametrize(("shape", "last"), [(SHAPES[0], False), *((shape, True) for shape in SHAPES)], ids=str)
+def test_output_and_gradients_are_those_of_torch(shape: tuple[int, ...], last: bool) -> None:
+    from asfp.train.kernels import narrow_conv, narrow_conv_input, narrow_conv_weight
+
+    n, inputs, outputs, height, width = shape
+    layout = torch.channels_last if last else torch.contiguous_format
+    torch.manual_seed(0)
+    x = torch.randn(n, inputs, height, width, device=device()).half().to(memory_format=layout)
+    w = (torch.randn(outputs, inputs, 3, 3, device=device()) / 10).half().float().to(memory_format=layout)
+    dy = torch.randn(n, outputs, height, width, device=device()).half().to(memory_format=layout)
+    exact = [t.double() for t in (dy, x, w)]
+    y = torch.nn.functional.conv2d(exact[1], exact[2], padding=1)
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    dx, dw, _ = torch.ops.aten.convolution_backward(*exact, None, *geometry)
+    assert relative(narrow_conv(x, w), y) < 1e-3  # half precision of what is stored
+    assert relative(narrow_conv_input(dy, w), dx) < 1e-3
+    assert relative(narrow_conv_weight(x, dy), dw) < 3e-6  # float32
+
+
+@inside
+def test_operations_are_registered_as_torch_wants_them() -> None:
+    from asfp.train.kernels import narrow_conv, narrow_conv_input, narrow_conv_weight
+
+    x, w = torch.randn(2, 16, 4, 4, device=device()).half(), torch.randn(32, 16, 3, 3, device=device())
+    dy = torch.randn(2, 32, 4, 4, device=device()).half()
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(narrow_conv, (x, w), test_utils=checks)
+    torch.library.opcheck(narrow_conv_input, (dy, w), test_utils=checks)
+    torch.library.opcheck(narrow_conv_weight, (x, dy), test_utils=checks)
+
+
+@inside
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_network_has_the_gradients_that_it_had(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asfp
+    from asfp.train import kernels
+    from asfp.train.kernels import NarrowConvolutions
+
+    used = Counter[str]()
+
+    def counted(run: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            used[run.__name__] += 1
+            return run(*given, **more)
+
+        return call
+
+    for run in (kernels.convolve, kernels.weight_gradient):
+        monkeypatch.setattr(kernels, run.__name__, counted(run))
+
+    torch.manual_seed(0)
+    model = asfp.create_model("resnet8").to(device(), memory_format=torch.channels_last)
+    x, labels = torch.randn(4, 3, 8, 8, device=device()), torch.randint(10, (4,), device=device())
+
+    def loss_of(ours: bool) -> Tensor:
+        with torch.autocast(device(), torch.float16):
+            if ours:
+                with NarrowConvolutions():
+                    return torch.nn.functional.cross_entropy(model(x).float(), labels)
+            return torch.nn.functional.cross_entropy(model(x).float(), labels)
+
+    def gradients(ours: bool) -> dict[str, Tensor]:
+        model.zero_grad()
+        (torch.compile(loss_of, backend="aot_eager", dynamic=False) if compiled else loss_of)(ours).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    found = gradients(True)
+    assert used == {"convolve": 6, "weight_gradient": 4}  # two of 16 channels, one of 32 and, for the weight, one of 64
+    wanted = gradients(False)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).norm() < 0.01 * gradient.norm(), name
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_in_the_interpreter() -> None:
+    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-rs", str(Path(__file__))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 passed, 1 skipped" in done.stdout
