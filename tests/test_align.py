@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import asfp
 from asfp import ConstantSchedule, HardPruner, LinearSchedule, SoftPruner
-from asfp.align import align_kept, count_on_the_way
+from asfp.align import align_kept, count_on_the_way, multiple_for
 from asfp.filters import count_pruned
 
 
@@ -39,15 +39,14 @@ def chain_elements(positions: Sequence[int], kept: Sequence[int]) -> float:
 
 @given(chains(), st.booleans())
 def test_the_law(chain: tuple[list[int], list[int], list[int], int], traffic: bool) -> None:
-    sizes, asked, positions, n = chain
+    sizes, asked, positions, given = chain
     elements = (lambda k: chain_elements(positions, k)) if traffic else None
-    kept = align_kept(sizes, asked, n, lambda k: chain_macs(positions, k), elements=elements)
+    kept = align_kept(sizes, asked, given, lambda k: chain_macs(positions, k), elements=elements)
     start, steps = list(asked), [0.0]
     for i, (size, ask, got) in enumerate(zip(sizes, asked, kept, strict=True)):
+        n = multiple_for(size, given)
         assert 1 <= got <= size
-        if size <= n:
-            assert got == ask  # exempt
-        elif ask == size or ask % n == 0:
+        if ask == size or ask % n == 0:
             assert got == ask
         elif ask < n:
             assert got == n
@@ -66,11 +65,25 @@ def test_the_law(chain: tuple[list[int], list[int], list[int], int], traffic: bo
     assert abs(chain_macs(positions, kept) - goal) <= max(max(steps) / 2, forced) + 1e-6
 
 
+@given(st.integers(1, 600), st.sampled_from([1, 2, 8, 12, 16, 24, 32, 48, 64, 128]))
+def test_narrow_layers_keep_smaller_multiples(size: int, n: int) -> None:
+    multiple = multiple_for(size, n)
+    assert n % multiple == 0
+    if size > n:
+        assert multiple == n
+    elif multiple > 1:
+        assert 16 <= multiple < size <= 2 * multiple  # the largest half of n, of that half, ... that leaves a choice
+    else:
+        assert size <= 16 or n % 32  # none of 16 or more is left
+    assert multiple_for(64, 64) == 32  # not 49 of 64, which take as long as 64
+
+
 @given(
     st.integers(1, 600), st.floats(0.0, 0.95), st.sampled_from([2, 8, 16, 32]), st.lists(st.floats(0, 1), max_size=9)
 )
 def test_the_way_rises_to_the_goal(size: int, rate: float, n: int, shares: list[float]) -> None:
     kept = align_kept([size], [size - count_pruned(size, rate)], n, lambda k: float(k[0]))[0]
+    n = multiple_for(size, n)
     counts = [count_on_the_way(size, kept, n, share) for share in sorted([0.0, *shares, 1.0])]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, size - kept)
@@ -116,7 +129,7 @@ def test_real_networks_cost_what_was_asked(name: str, n: int, selection: str) ->
         plain = SoftPruner(model, 0.3, 1, selection="nested" if selection != "coupled" else selection, example_inputs=x)
     for layer in aligned.layers:
         kept = kept_of(aligned)[layer.name]
-        assert kept % n == 0 or layer.filters <= n, layer.name
+        assert kept % multiple_for(layer.filters, n) == 0, layer.name
         assert kept > 0
     dense = aligned.together.costs().macs([unit.size for unit in aligned.together.units])
     difference = abs(aligned.together.macs(1.0) - plain.together.macs(1.0)) / dense
@@ -162,7 +175,7 @@ def test_hard_coupled_ends_where_soft_does(n: int, rate: float) -> None:
             torch.nn.init.normal_(layer.weight)
         step = hard.step(epoch)
     assert {name: len(layer.keep) for name, layer in step.layers.items()} == kept_of(hard)
-    assert all(kept_of(hard)[layer.name] % n == 0 or layer.filters <= n for layer in hard.layers)
+    assert all(kept_of(hard)[layer.name] % multiple_for(layer.filters, n) == 0 for layer in hard.layers)
 
 
 def test_without_an_example_weights_stand_for_multiply_adds() -> None:

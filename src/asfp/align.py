@@ -10,6 +10,27 @@ CLOSE = 0.002
 """As close to the multiply-adds asked for as a choice by traffic has to leave them."""
 
 
+SMALLEST = 16
+"""Layers of n filters or fewer keep multiples of n / 2, n / 4, ..., but not of less than this."""
+
+
+def multiple_for(size: int, n: int) -> int:
+    """What a layer of `size` filters keeps multiples of: n, or, with n or fewer, the largest n / 2^k below `size`.
+
+    1 where that is less than 16: such a layer keeps what was asked.
+
+    >>> [multiple_for(size, 32) for size in (256, 64, 32, 24, 16)]
+    [32, 32, 16, 16, 1]
+    """
+    if size > n:
+        return n
+    while n % 2 == 0 and n // 2 >= SMALLEST:
+        n //= 2
+        if n < size:
+            return n
+    return 1
+
+
 def align_kept(
     sizes: Sequence[int],
     asked: Sequence[int],
@@ -18,8 +39,9 @@ def align_kept(
     inner: Sequence[Sequence[int]] = (),
     elements: Callable[[Sequence[int]], float] | None = None,
 ) -> list[int]:
-    """For each layer a multiple of n next to `asked`, above or below, so that macs(kept) stays close to macs(asked).
+    """For each layer a multiple of m next to `asked`, above or below, so that macs(kept) stays close to macs(asked).
 
+    m is n, and less in layers of n filters or fewer: `multiple_for`.
     Error diffusion: layers are settled one by one, those whose choice moves the multiply-adds most first, each to the
     side that brings the total closer to what was asked. `macs` must not fall where a count rises. Then
 
@@ -32,10 +54,10 @@ def align_kept(
 
     A layer has no choice where
 
-    - it has n filters or fewer: it is exempt, and keeps what was asked;
+    - it is too narrow for any multiple: it is exempt, and keeps what was asked;
     - nothing is to be pruned: it keeps all;
-    - fewer than n should stay: n stay;
-    - more should stay than its largest multiple of n: that, or all of them, whichever is nearer;
+    - fewer than m should stay: m stay;
+    - more should stay than its largest multiple of m: that, or all of them, whichever is nearer;
     - the multiple above would need channels that others prune: `inner` names, for each layer, those that write a part
       of its channels and prune them for both. In the end such a layer takes the multiple above after all, and those
       others keep what it needs, where that comes closer to the multiply-adds.
@@ -43,13 +65,14 @@ def align_kept(
     >>> align_kept([64, 64, 128, 8], [45, 45, 90, 6], 16, sum)
     [48, 48, 80, 6]
     """
-    choices = [_choices(size, kept, n) for size, kept in zip(sizes, asked, strict=True)]
+    multiples = [multiple_for(size, n) for size in sizes]
+    choices = [_choices(*layer) for layer in zip(sizes, asked, multiples, strict=True)]
     held: dict[int, tuple[int, ...]] = {}
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i]):
         most = sizes[i] - max((sizes[j] - choices[j][0] for j in (inner[i] if inner else ())), default=0)
-        if choices[i][-1] > most and sizes[i] > n:
+        if choices[i][-1] > most and (m := multiples[i]) > 1:
             held[i] = choices[i]
-            choices[i] = (choices[i][0] if len(choices[i]) == 2 else max(n, most // n * n),)
+            choices[i] = (choices[i][0] if len(choices[i]) == 2 else max(m, most // m * m),)
     goal = macs(asked)
     kept = [pair[0] if len(pair) == 1 else count for pair, count in zip(choices, asked, strict=True)]
 
@@ -72,14 +95,19 @@ def align_kept(
             kept[i] = min(choices[i], key=lambda c: abs(total(i, c) - goal))
     for i in sorted(held, key=lambda i: sizes[i]):
         for count in held[i]:
-            other = _lifted(kept, i, count, sizes, n, inner)
+            other = _lifted(kept, i, count, sizes, multiples, inner)
             if abs(macs(other) - goal) < abs(macs(kept) - goal):
                 kept = other
     return kept
 
 
 def _lifted(
-    kept: Sequence[int], i: int, count: int, sizes: Sequence[int], n: int, inner: Sequence[Sequence[int]]
+    kept: Sequence[int],
+    i: int,
+    count: int,
+    sizes: Sequence[int],
+    multiples: Sequence[int],
+    inner: Sequence[Sequence[int]],
 ) -> list[int]:
     """The counts with one layer at `count`, and those that write a part of its channels at what that needs."""
     result = [*kept[:i], count, *kept[i + 1 :]]
@@ -87,7 +115,7 @@ def _lifted(
         for part in inner[whole]:
             least = sizes[part] - (sizes[whole] - result[whole])
             if result[part] < least:
-                result[part] = least if sizes[part] <= n else min(sizes[part], -(-least // n) * n)
+                result[part] = min(sizes[part], -(-least // multiples[part]) * multiples[part])
     return result
 
 
@@ -127,7 +155,7 @@ def count_on_the_way(size: int, kept: int, n: int, share: float) -> int:
 
 def _choices(size: int, asked: int, n: int) -> tuple[int, ...]:
     """The multiple of n below and the one above, from n to the largest that fits; or one number."""
-    if size <= n or asked == size or asked % n == 0:
+    if asked == size or asked % n == 0:
         return (asked,)
     largest = size // n * n
     if asked > largest:

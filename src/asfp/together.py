@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asfp.align import align_kept, count_on_the_way
+from asfp.align import align_kept, count_on_the_way, multiple_for
 from asfp.costs import Costs
 from asfp.filters import count_pruned, keep_all_but_lowest, mean_at, normalised
 from asfp.flow import Width
@@ -131,9 +131,10 @@ class Together:
     def _count(self, i: int, layer: Layer, share: float) -> int:
         if self.align == 1:
             return count_pruned(layer.filters, share * layer.goal)
-        if layer.filters <= self.align:
+        multiple = multiple_for(layer.filters, self.align)
+        if multiple == 1:
             return min(count_pruned(layer.filters, share * layer.goal), layer.filters - self._kept[i])
-        return count_on_the_way(layer.filters, self._kept[i], self.align, share)
+        return count_on_the_way(layer.filters, self._kept[i], multiple, share)
 
     def _split(self, targets: Sequence[int]) -> list[int]:
         """From the layers' counts to the units': the groups of a stream, the most shared first, fill their layers."""
@@ -189,8 +190,8 @@ class Together:
         gone = self.per_layer(counts)
         if any(layer.filters == count for layer, count in zip(self.layers, gone, strict=True)):
             return None
-        wide = ((i, count) for i, count in enumerate(gone) if count and self.layers[i].filters > self.align)
-        return {i for i, count in wide if (self.layers[i].filters - count) % self.align}
+        sizes = [layer.filters for layer in self.layers]
+        return {i for i, n in enumerate(sizes) if gone[i] and (n - gone[i]) % multiple_for(n, self.align)}
 
     def _align(self) -> list[int]:
         """How many filters each layer keeps in the end; layers that write the same channels keep the same number."""
