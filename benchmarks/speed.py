@@ -18,6 +18,7 @@ import argparse
 import copy
 import json
 import sys
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, 
         import torch_pruning as tp
     except ImportError:
         return None
-    before = asfp.measure(dense, x).macs
-    for step in range(20, 120):
+    most = share * asfp.measure(dense, x).macs
+
+    def pruned(step: int) -> nn.Module:
         model = copy.deepcopy(dense)
         pruner = tp.pruner.BasePruner(
             model,
@@ -58,9 +60,10 @@ def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, 
             round_to=align,
         )
         pruner.step()
-        if asfp.measure(model, x).macs <= share * before:
-            return f"Torch-Pruning {version('torch-pruning')}, round_to {align}", model.eval()
-    return None
+        return model.eval()
+
+    step = bisect_left(range(20, 120), True, key=lambda step: asfp.measure(pruned(step), x).macs <= most)
+    return f"Torch-Pruning {version('torch-pruning')}, round_to {align}", pruned(20 + step)
 
 
 def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.Module]:
