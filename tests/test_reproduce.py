@@ -256,11 +256,51 @@ def test_gaps_come_from_the_epochs(tmp_path: Path) -> None:
     assert row[4:] == ("90.00", "1", "92.26 ± 0.31", "10.00", f"{math.sqrt(200):.2f}", "30.00", "0.00", "12.5")
 
 
+def put_times(folder: Path, device: str, **times: list[tuple[str, float]]) -> Path:
+    """As if benchmarks/latency.py had measured these milliseconds, by engine, of seed 0 of each run."""
+    rows = [
+        {"model": f"{label}-seed0", "engine": engine, "batch": 1, "latency_ms": ms}
+        for engine, cells in times.items()
+        for label, ms in cells
+    ]
+    path = folder / "latency" / f"{device}-batch1-fp32.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": rows}))
+    return path
+
+
+def test_times_are_those_of_the_fastest_engine_for_each(tmp_path: Path) -> None:
+    coupled = "resnet56-asfp-rate0.345-coupled"
+    for row in DEFINITIONS["fig-selection"].rows:
+        put(tmp_path, row.run, 0, 0.92)
+    put_times(tmp_path, "cpu", a=[("resnet56", 4.0), (coupled, 3.5)], b=[("resnet56", 5.0), (coupled, 3.0)])
+    rows = {row[1:3]: row[4:] for row in sheet_of(planned(tmp_path, "fig-selection")).rows}
+    assert rows["dense", "-"][-4:] == ("4.00", "0.0", "-", "-")
+    assert rows["coupled", "1"] == ("92.00", "1", "0.00", "50.0", "3.00", "25.0", "-", "-")
+    assert rows["nested", "1"][-4:] == ("-", "-", "-", "-")
+    put_times(tmp_path, "cuda", fused=[(coupled, 1.0)])  # nothing to compare it with
+    assert {row[-2:] for row in sheet_of(planned(tmp_path, "fig-selection")).rows} == {("-", "-")}
+    put_times(tmp_path, "cuda", fused=[(coupled, 1.0), ("resnet56", 4.0)])
+    assert ("1.00", "75.0") in {row[-2:] for row in sheet_of(planned(tmp_path, "fig-selection")).rows}
+
+
+def test_a_torn_record_of_times_is_a_clear_error(tmp_path: Path) -> None:
+    path = put_times(tmp_path, "cpu", a=[("resnet56", 4.0)])
+    path.write_text(path.read_text()[:-9])
+    done = call("fig-selection", "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"))
+    assert done.exit_code == 2
+    assert "is not a record of benchmarks/latency.py" in done.stderr
+
+
 def test_estimates_use_the_fastest_record_of_the_network(tmp_path: Path) -> None:
     before = planned(tmp_path, "fig-gap").minutes
     assert before == pytest.approx((5 * 1.68 + 2 * 0.66) * 200 / 60)
     put(tmp_path, dense("resnet56"), 1, 0.94, seconds={"train": 180.0, "evaluate": 20.0, "prune": 0.0})
     assert planned(tmp_path, "fig-gap").minutes == pytest.approx((5 * 1.0 + 2 * 0.66) * 200 / 60)
+    shared = {"train": 400.0, "evaluate": 40.0, "prune": 0.0}  # 2 s an epoch beside others, one of them alone
+    epochs = make_record(dense("resnet56"), 2, 0.94)["epochs"] | {"train_seconds": [2.005] * 199 + [0.5]}
+    put(tmp_path, dense("resnet56"), 2, 0.94, seconds=shared, epochs=epochs)
+    assert planned(tmp_path, "fig-gap").minutes == pytest.approx((5 * 0.55 + 2 * 0.66) * 200 / 60)
 
 
 @pytest.mark.parametrize(
@@ -366,6 +406,8 @@ def test_pictures_are_drawn(tmp_path: Path, name: str, recorded: bool) -> None:
     if recorded and name in DEFINITIONS:
         for i, row in enumerate(DEFINITIONS[name].rows[:9]):
             put(tmp_path, row.run, 0, 0.92 + i / 1000)
+        rows = DEFINITIONS["fig-selection"].rows
+        put_times(tmp_path, "cpu", openvino=[(row.run.label, 5.0 - i) for i, row in enumerate(rows)])
     done = call(name, "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--output", str(tmp_path))
     assert done.exit_code == 0, done.stderr
     picture = Image.open(tmp_path / f"{name}.png").convert("L")

@@ -6,15 +6,20 @@ from asfp.errors import AsfpError, nearest
 from asfp.reproduce.definition import Definition
 from asfp.reproduce.figures import FIG_D, FIG_FLOPS, FIG_GAP, FIG_INTERVAL, LAYERS
 from asfp.reproduce.options import OPTIONS, SUMMARY
+from asfp.reproduce.selection import FIG_SELECTION
 from asfp.reproduce.tables import TABLE1, TABLE2, TABLE5
 
 DEFINITIONS: dict[str, Definition] = {
-    d.name: d for d in (TABLE1, TABLE2, TABLE5, FIG_FLOPS, FIG_GAP, FIG_INTERVAL, FIG_D, LAYERS, OPTIONS, SUMMARY)
+    d.name: d
+    for d in (
+        *(TABLE1, TABLE2, TABLE5, FIG_FLOPS, FIG_GAP, FIG_INTERVAL, FIG_D, LAYERS),
+        *(FIG_SELECTION, OPTIONS, SUMMARY),
+    )
 }
 """What stands on runs of `asfp train`."""
 
 NAMES = ("table1", "table2", "table3", "table4", "table5", "fig-rate", "fig-flops", "fig-gap", "fig-interval", "fig-d",
-         "layers", "options", "summary")  # fmt: skip
+         "layers", "fig-selection", "options", "summary")  # fmt: skip
 
 
 def check_name(name: str) -> str:

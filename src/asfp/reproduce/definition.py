@@ -82,7 +82,8 @@ class Definition:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     view: str = "accuracy"
-    """Which columns: accuracy; short, the same without drops; gap, how far the accuracy falls at each pruning."""
+    """Which columns: accuracy; short, the same without drops; gap, how far the accuracy falls at each pruning; latency,
+    what was measured of the compact models."""
     picture: str = ""
     """How it is drawn, where it is a figure: a name in `pictures.PICTURES`."""
 

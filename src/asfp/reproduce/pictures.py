@@ -11,9 +11,11 @@ from typing import Any
 from asfp.reproduce.definition import Row
 from asfp.reproduce.plan import Plan, Planned
 from asfp.reproduce.rate import EPOCHS, GOAL, D, schedule
+from asfp.reproduce.selection import latencies
 from asfp.reproduce.show import accuracies, gap_of
 
 COLOURS = {"dense": "#777777", "SFP": "#c8553d", "ASFP": "#2a6f97", "hard": "#8a6d3b"}
+SELECTIONS = {"dense": "#777777", "independent": "#2a6f97", "nested": "#8a6d3b", "coupled": "#c8553d"}
 EMPTY = "no run recorded yet"
 
 Lines = Sequence[tuple[Row, Sequence[Planned]]]
@@ -116,6 +118,32 @@ def _sweep(figure: Any, plan: Plan | None) -> None:
     axes.set(xlabel=f"1/{head}" if head == "d" else f"{head}, epochs", ylabel="accuracy, %", title=title)
 
 
+def _latency(figure: Any, plan: Plan | None) -> None:
+    """Accuracy over the compact models' time, one panel for each device that was measured."""
+    assert plan is not None
+    devices = {device: found for device in ("cpu", "cuda") if (found := latencies(plan.results, device))}
+    panels = _grid(figure, max(1, len(devices)))
+    if not devices:
+        empty = "no latency measured yet" if any(accuracies(runs) for _, runs in plan.rows) else EMPTY
+        _axes(panels[0]).set(title=empty, xlabel="ms", ylabel="accuracy, %", xlim=(0, 10))
+    for axes, (device, times) in zip(panels, devices.items(), strict=False):
+        _axes(axes)
+        for row, runs in plan.rows:
+            time, values = times.get(row.run.label), accuracies(runs)
+            if time is not None and values:
+                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                align = "" if row.cells[2] in ("-", "1") else f", align {row.cells[2]}"
+                colour = SELECTIONS[row.cells[1]]
+                axes.errorbar(
+                    [time.ms], [statistics.fmean(values)], [spread], marker="s" if align else "o", capsize=3,
+                    linestyle="none", color=colour, label=f"{row.cells[1]}{align} (n = {len(values)})",
+                )  # fmt: skip
+        batch = next(iter(times.values())).batch
+        axes.set(xlabel=f"ms for a batch of {batch}", ylabel="accuracy, %", xlim=(0, None))
+        axes.set_title(f"{plan.rows[0][0].cells[0]}, {'CPU' if device == 'cpu' else 'GPU'}")
+        axes.legend(frameon=False, loc="lower right", fontsize=8)
+
+
 def _series(axes: Any, label: str, points: Sequence[tuple[float, list[float]]], colour: str = "") -> None:
     found = sorted((x, values) for x, values in points if values)
     if found:
@@ -146,4 +174,10 @@ def _axes(axes: Any) -> Any:
     return axes
 
 
-PICTURES: dict[str, Callable[[Any, Plan | None], None]] = {"rate": _rate, "flops": _flops, "gap": _gap, "sweep": _sweep}
+PICTURES: dict[str, Callable[[Any, Plan | None], None]] = {
+    "rate": _rate,
+    "flops": _flops,
+    "gap": _gap,
+    "sweep": _sweep,
+    "latency": _latency,
+}

@@ -69,6 +69,7 @@ class Plan:
     queue: tuple[Planned, ...]
     dense: Mapping[str, tuple[Planned, ...]]
     """The unpruned runs that rows are compared with, by label."""
+    results: Path = Path("results")
 
     @property
     def minutes(self) -> float:
@@ -148,7 +149,7 @@ def make_plan(
     ordered = [item for _, item in sorted(queue.values(), key=lambda entry: entry[0])]
     dense = {row.dense.label: row.dense for row, _ in rows if row.dense is not None}
     compared = {label: tuple(_seeds(run, 1, places, records)) for label, run in dense.items()}
-    return Plan(definition, tuple(rows), tuple(_dependencies_first(ordered)), compared)
+    return Plan(definition, tuple(rows), tuple(_dependencies_first(ordered)), compared, places.results)
 
 
 def _matches(row: Row, only: str) -> bool:
@@ -221,18 +222,29 @@ def _dependencies_first(queue: Iterable[Planned]) -> list[Planned]:
 
 
 def seconds_of(config: TrainConfig, records: Iterable[Record]) -> float:
-    """An epoch of this network on one GPU: as the fastest record of it says, or else as assumed.
+    """An epoch of this network on one GPU: as the fastest epoch of any record of it says, or else as assumed.
+
+    Not the mean, because runs that share a GPU are slower, each by itself.
 
     >>> seconds_of(TrainConfig(), [])
     1.68
     """
     measured = [
-        sum(record["seconds"].get(phase, 0.0) for phase in ("train", "evaluate", "prune")) / record["config"]["epochs"]
+        _fastest_epoch(record)
         for record in records
         if record["config"]["model"]["name"] == config.model.name and "CPU" not in record["hardware"]["device"]
     ]
     base = min(measured, default=ASSUMED_SECONDS.get(config.model.name, ASSUMED_SECONDS["resnet56"]))
     return base * (DISTILLED if config.distill.weights else 1.0)
+
+
+def _fastest_epoch(record: Record) -> float:
+    """Evaluation and pruning count with the share of an epoch that they had on the whole."""
+    seconds, trained = record["seconds"], record["epochs"].get("train_seconds")
+    total = sum(seconds.get(phase, 0.0) for phase in ("train", "evaluate", "prune"))
+    if not trained:
+        return float(total / record["config"]["epochs"])
+    return float(min(trained) * total / seconds["train"])
 
 
 def _quoted(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from asfp.reproduce.definition import Row
 from asfp.reproduce.plan import Plan, Planned
+from asfp.reproduce.selection import latencies
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ def _short(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
     return accuracy, n, paper, cut, saved
 
 
+def _latency(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
+    accuracy, n, drop, _, _, _, saved = _accuracy(plan, row, runs)
+    times = [latencies(plan.results, device).get(row.run.label) for device in ("cpu", "cuda")]
+    shown = [("-", "-") if t is None else (f"{t.ms:.2f}", f"{t.saved:.1f}") for t in times]
+    return accuracy, n, drop, saved, *shown[0], *shown[1]
+
+
 def _gap(plan: Plan, row: Row, runs: Sequence[Planned]) -> tuple[str, ...]:
     gaps = [gap_of(run.record) for run in runs if run.record is not None]
     paper = "-" if row.paper is None else str(row.paper)
@@ -102,6 +110,13 @@ VIEWS: dict[str, Any] = {
         _accuracy,
     ),
     "short": (("accuracy", "n", "paper", "MACs saved, paper's count", "MACs saved, compact model"), _short),
+    "latency": (
+        (
+            *("accuracy", "n", "drop", "MACs saved, compact model"),
+            *("CPU, ms", "CPU, time saved", "GPU, ms", "GPU, time saved"),
+        ),
+        _latency,
+    ),
     "gap": (
         ("accuracy", "n", "paper", "gap, mean", "gap, deviation", "gap, largest", "gap, last fifth", "regrown, end"),
         _gap,

@@ -1,0 +1,62 @@
+"""Time of trained networks' compact models beside the unpruned one, for `asfp reproduce fig-selection`.
+
+    python benchmarks/latency.py runs/resnet56-seed0 runs/resnet56-asfp-seed0 runs/resnet56-asfp-*-seed0
+    python benchmarks/latency.py ... --device cuda --batch 1024 --precision bf16 --channels-last --engine fused
+
+Each argument is a run folder with its config.toml and model.pt, the first one the unpruned network's. All are compacted
+anew, with the residual layout for the device, and timed in one interleaved run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import asfp
+from asfp.bench import Setting, bench_models
+from asfp.train.config import load_config
+from asfp.weights import load_weights
+
+
+def compact_of(folder: Path, example: torch.Tensor, layout: str) -> nn.Module:
+    config = load_config(folder / "config.toml", ())
+    model = asfp.create_model(config.model.name, **config.model.options)
+    load_weights(model, folder / "model.pt")
+    return asfp.compact(model.eval(), example, layout=layout).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--engine", action="append", help="may be repeated [onnxruntime and openvino, fused on a GPU]")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--layout", help="[auto on a CPU, zeros on a GPU]")
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--output", type=Path, default=Path("results/latency"))
+    options = parser.parse_args()
+    gpu = options.device == "cuda"
+    engines = options.engine or (["fused"] if gpu else ["onnxruntime", "openvino"])
+    settings = [Setting(e, options.batch, options.device, options.precision, options.channels_last) for e in engines]
+    example = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    layout = options.layout or ("zeros" if gpu else "auto")
+    models = {folder.name: compact_of(folder, example, layout) for folder in options.runs}
+    done = bench_models(models, example, settings, repeats=options.repeats)
+    print(done)
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--output") and a != str(options.output)]
+    record = {"command": " ".join(["python", "benchmarks/latency.py", *arguments]), "layout": layout, **done.to_dict()}
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / f"{options.device}-batch{options.batch}-{options.precision}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

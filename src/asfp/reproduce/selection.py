@@ -1,0 +1,86 @@
+"""How filters of a residual stream are chosen: accuracy against measured latency, at the same multiply-adds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from asfp.errors import AsfpError
+from asfp.reproduce.definition import Definition, Row, Run, dense, pruned
+
+CHOICES = (("independent", 1, 0.4), ("nested", 1, 0.345), ("coupled", 1, 0.345), ("coupled", 8, 0.345))
+"""Selection, align, and the rate that leaves 45 % of ResNet-56's multiply-adds in the compact model (`asfp compact
+--target-macs`): independent pruning keeps stream channels that others write, so it needs a higher rate."""
+
+
+def run_of(selection: str, align: int, rate: float) -> Run:
+    """ASFP from scratch with this selection.
+
+    >>> run_of("coupled", 8, 0.345).name(0)
+    'resnet56-asfp-rate0.345-coupled-align8-seed0'
+    """
+    changes = (f'pruning.selection="{selection}"',) * (selection != "independent") + (f"pruning.align={align}",) * (
+        align > 1
+    )
+    tag = "-".join([selection] * (selection != "independent") + [f"align{align}"] * (align > 1))
+    return pruned("resnet56", "asfp", rate, tag=tag, changes=changes)
+
+
+FIG_SELECTION = Definition(
+    "fig-selection",
+    "ASFP by selection at the same multiply-adds, accuracy in percent, and measured time",
+    ("network", "selection", "align", "filters pruned"),
+    (
+        Row(("ResNet-56", "dense", "-", "0 %"), dense("resnet56"), priority=1, seeds=3),
+        *(
+            Row(
+                ("ResNet-56", selection, f"{align}", f"{100 * rate:g} %"),
+                run_of(selection, align, rate),
+                dense=dense("resnet56"),
+                priority=3,
+                seeds=3 if selection == "independent" else 1,
+            )
+            for selection, align, rate in CHOICES
+        ),
+    ),
+    ("Time: the compact model of one seed, on the fastest engine of each device (`python benchmarks/latency.py`).",),
+    view="latency",
+    picture="latency",
+)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Measured time of a run's compact model, and of the unpruned network in the same run of the benchmark."""
+
+    engine: str
+    batch: int
+    ms: float
+    dense_ms: float
+
+    @property
+    def saved(self) -> float:
+        """Percent of the unpruned network's time."""
+        return 100 * (1 - self.ms / self.dense_ms)
+
+
+def latencies(results: Path, device: str) -> dict[str, Latency]:
+    """From a run's label to its time on the fastest engine recorded for the device, in `results`/latency.
+
+    >>> latencies(Path("nowhere"), "cpu")
+    {}
+    """
+    found: dict[str, list[tuple[float, str, int]]] = {}
+    for path in sorted((results / "latency").glob(f"{device}-*.json")):
+        try:
+            for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+                label = str(row["model"]).rpartition("-seed")[0]
+                found.setdefault(label, []).append((float(row["latency_ms"]), str(row["engine"]), int(row["batch"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise AsfpError(f"{path} is not a record of benchmarks/latency.py ({error!r}): make it again") from error
+    fastest = {label: min(times) for label, times in found.items()}
+    base = fastest.get(dense("resnet56").label)
+    if base is None:
+        return {}
+    return {label: Latency(engine, batch, ms, base[0]) for label, (ms, engine, batch) in fastest.items()}
