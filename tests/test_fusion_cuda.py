@@ -98,6 +98,30 @@ def test_any_width_works(channels: int, groups: Any, layout: Any, dtype: torch.d
         assert_close(fused(x), model(x), dtype)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 256), (45, 70), (512, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_way_to_compute_a_pointwise_convolution(inputs: int, outputs: int, residual: bool, dtype: Any) -> None:
+    torch.manual_seed(0)
+    conv = FusedConv(nn.Conv2d(inputs, outputs, 1)).to("cuda", dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(8, inputs, 14, 14).to("cuda", dtype, memory_format=torch.channels_last)
+    z = torch.randn(8, outputs, 14, 14).to("cuda", dtype, memory_format=torch.channels_last) if residual else None
+    with torch.inference_mode():
+        y = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double())  # type: ignore[union-attr]
+        expected = (y if z is None else y + z.double()).relu()
+        ways = conv._products(x, z)
+        assert len(ways) == 5 + (not residual)
+        for conv.kernel in ways:
+            assert_close(conv(x, z), expected, dtype)
+        conv.kernel, conv.fell_back = None, "to be tried"
+        assert_close(conv(x, z), expected, dtype)  # a convolution and one pass
+        conv.fell_back = ""
+        conv.take_faster(x, z)
+        assert_close(conv(x, z), expected, dtype)
+        first = x.contiguous()  # channels first: another way, the same result
+        assert_close(conv(first, z), expected, dtype)
+
+
 def test_what_is_left_in_memory_does_not_matter() -> None:
     _, fused, x = on_gpu(network("resnet18"), torch.bfloat16)
     with torch.inference_mode():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ SAME = 0.05
 """Fused and separate results may differ by this share of the range: more than rounding, less than a mistake."""
 
 SLOWER = "separate kernels are faster"
+
+MATMUL = "matmul"
+"""A 1x1 convolution as cuBLAS's product of matrices, with bias and ReLU but no residual."""
 
 
 class FusedConv(nn.Module):
@@ -58,6 +63,8 @@ class FusedConv(nn.Module):
         self.relu, self.border = relu, border
         self.width: int | None = None
         """How many channels to fill the input up to; None for what WIDTHS says."""
+        self.kernel: object = None
+        """None for cuDNN's; for a 1x1 convolution also MATMUL, or the tile of a Triton kernel."""
         self.fell_back = ""
         self._checked = False
         self._weight: tuple[object, Tensor | None] = (None, None)
@@ -66,9 +73,12 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         if not self._by_hand(x, z):
             return self._separately(x, self.weight, z)
+        alike = z is None or z.shape == self._shape(x)
+        if self.kernel is not None and alike and self._is_product(x, z):
+            return self._product(x, z)
         wide, weight = self._filled_up(x)
-        if not self.relu or self.fell_back or (z is not None and z.shape != self._shape(x)):
-            return self._separately(wide, weight, z)
+        if not self.relu or self.fell_back or not alike:
+            return self._in_two(wide, weight, z) if alike else self._separately(wide, weight, z)
         try:
             if self._checked or torch.cuda.is_current_stream_capturing():
                 return self._fused(wide, weight, z)
@@ -84,22 +94,31 @@ class FusedConv(nn.Module):
         return result
 
     def take_faster(self, x: Tensor, z: Tensor | None = None) -> None:
-        """On a GPU: time fused and separate kernels, and the widths that few channels can be filled up to, on this
-        input, and do it the fastest way from now on."""
+        """On a GPU: time all ways to compute it on this input, and do it the fastest way from now on.
+
+        By cuDNN's fused kernel; by a convolution and one pass behind it; with few input channels filled up to 4 or 8;
+        1x1 convolutions as a product of matrices, by cuBLAS or Triton. Ways that give another result are left out.
+        """
         if not self._by_hand(x, z):
             return
         count = self.weight.shape[1]
         widths = [w for w in (4, 8) if count < FEW and self.groups == 1 and w > count]
         ways = ("", SLOWER) if self.relu and self.fell_back in ("", SLOWER) else (self.fell_back,)
-        times: dict[tuple[str, int], float] = {}
+        times: dict[tuple[str, int, object], float] = {}
+        self.kernel = None
         for width in (count, *widths):
             for way in ways:
                 self.fell_back, self.width = way, width
                 taken = _time(lambda: self.forward(x, z))  # no hooks: they brought us here
-                times[self.fell_back, width] = taken
+                times[self.fell_back, width, None] = taken
                 if self.fell_back != way:  # there is no such kernel
                     break
-        self.fell_back, self.width = min(times, key=lambda way: times[way])
+        expected = self._separately(x, self.weight, z)
+        for kernel in self._products(x, z):
+            self.kernel = kernel
+            if _same(self._product(x, z), expected):
+                times["", count, kernel] = _time(lambda: self.forward(x, z))
+        self.fell_back, self.width, self.kernel = min(times, key=lambda way: times[way])
 
     def _by_hand(self, x: Tensor, z: Tensor | None) -> bool:
         """Whether cuDNN can be called by hand: plain tensors on a GPU, nothing that traces, casts or differentiates."""
@@ -127,7 +146,7 @@ class FusedConv(nn.Module):
         left = torch.full_like(expected, torch.nan)
         del left
         found = self._fused(x, weight, z)
-        return found if bool((found - expected).abs().max() <= SAME * expected.abs().max()) else None
+        return found if _same(found, expected) else None
 
     def _fused(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
         if self.border is not None:
@@ -139,6 +158,59 @@ class FusedConv(nn.Module):
         y = y if self.border is None else self.border(y, x)
         y = y if z is None else y + z
         return y.relu_() if self.relu else y
+
+    def _in_two(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
+        """The convolution, and one pass for all that is behind it."""
+        if not _has_triton():
+            return self._separately(x, weight, z)
+        from asfp.triton_pointwise import finish_
+
+        y = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        y = y if self.border is None else self.border(y, x)
+        if not (self.relu or z is not None or self.bias is not None):
+            return y
+        if not y.is_contiguous(memory_format=torch.channels_last) or y.stride(1) != 1:
+            return self._separately(x, weight, z)
+        return finish_(y, self.bias, z, self.relu)
+
+    def _is_product(self, x: Tensor, z: Tensor | None) -> bool:
+        """Whether this is one product of matrices, pixels x inputs and inputs x outputs, and its kernel is for it."""
+        plain = self.weight.shape[2:] == (1, 1) and set(self.stride) == {1} and not any(self.padding)
+        return (
+            plain
+            and self.groups == 1
+            and self.border is None
+            and self.bias is not None
+            and x.dtype in WIDTHS
+            and x.stride(1) == 1
+            and x.is_contiguous(memory_format=torch.channels_last)
+            and x.numel() // x.shape[1] * max(self.weight.shape[:2]) < 2**31  # the kernels count in 32 bits
+            and not (self.kernel == MATMUL and (z is not None or not self.relu))
+        )
+
+    def _products(self, x: Tensor, z: Tensor | None) -> list[object]:
+        """The ways to compute it as such a product."""
+        self.kernel = None
+        if not self._is_product(x, z):
+            return []
+        matmul = [MATMUL] if z is None and self.relu and hasattr(torch, "_addmm_activation") else []
+        if not _has_triton():
+            return [*matmul]
+        from asfp.triton_pointwise import TILES
+
+        return [*matmul, *TILES]
+
+    def _product(self, x: Tensor, z: Tensor | None) -> Tensor:
+        assert self.bias is not None
+        if self.kernel == MATMUL:
+            n, inputs, height, width = x.shape
+            rows, weight = x.permute(0, 2, 3, 1).reshape(-1, inputs), self.weight.flatten(1)
+            y = torch._addmm_activation(self.bias, rows, weight.t())
+            return y.view(n, height, width, -1).permute(0, 3, 1, 2)
+        from asfp.triton_pointwise import pointwise
+
+        tile: Any = self.kernel
+        return pointwise(x, self.weight, self.bias, z, self.relu, tile)
 
     def _filled_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight with channels of zeros where there are few; the weight is kept for the next time."""
@@ -176,7 +248,7 @@ class FusedConv(nn.Module):
 
     def extra_repr(self) -> str:
         out, count, *taps = self.weight.shape
-        fallen = f", fell back: {self.fell_back}" if self.fell_back else ""
+        fallen = f", fell back: {self.fell_back}" if self.fell_back else f", {self.kernel}" if self.kernel else ""
         form = f"kernel={taps}, stride={self.stride}, padding={self.padding}, relu={self.relu}"
         return f"{count * self.groups}, {out}, {form}{fallen}"
 
@@ -186,6 +258,15 @@ def cudnn(x: Tensor, weight: Tensor, z: Tensor | None, bias: Tensor | None, *geo
     if z is None:
         return torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *geometry)
     return torch.ops.aten.cudnn_convolution_add_relu(x, weight, z, 1.0, bias, *geometry)
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= SAME * expected.abs().max())
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _identity(x: Tensor) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "interval2": ("pruning every 2 epochs", ("pruning.interval=2",)),
     "freeze": ("filters frozen for the last 40 epochs", ("pruning.freeze_epochs=40",)),
     "freeze140": ("filters frozen after epoch 60", ("pruning.freeze_epochs=140",)),
+    "warmup": ("first epoch at a tenth of the learning rate", ("optimizer.warmup_epochs=1",)),
     "cosine": ("cosine learning rate", ('optimizer.schedule="cosine"',)),
     "distill": ("learns from the dense network", ()),
 }
@@ -32,6 +33,9 @@ TOGETHER = (
 """Changes to try at once, after each alone; only when asked for."""
 
 ALONE = tuple((tag,) for tag in CHANGES)
+
+UNPRUNED = ("warmup", "cosine")
+"""What may help the unpruned network as much: it is run with these too, when asked for."""
 
 
 def changed(model: str, method: str, tags: tuple[str, ...], start: str = "scratch") -> Run:
@@ -60,12 +64,17 @@ def _rows(model: str, priority: int, seeds: int, optional: bool) -> tuple[Row, .
     first = dense_row(model, priority=priority, seeds=seeds)
     return (
         Row((*first.cells[:3], "as the paper"), first.run, first.paper, priority=priority, seeds=seeds),
+        *(
+            Row((*first.cells[:3], CHANGES[tag][0]), Run(first.run.recipe, CHANGES[tag][1], tag), priority=priority + 1,
+                seeds=seeds, optional=True)
+            for tag in UNPRUNED
+        ),
         *(_row(model, m, "scratch", (), priority, seeds, False) for m in METHODS),
         *(_row(model, "asfp", "scratch", tags, priority + 1, seeds, optional) for tags in (*ALONE, *REVIVED)),
         *(_row(model, "asfp", "scratch", tags, priority + 2, seeds, True) for tags in TOGETHER),
         *(_row(model, "sfp", "scratch", tags, priority + 2, seeds, True) for tags in ALONE),
         *(_row(model, "asfp", "pretrained", tags, priority + 3, seeds, True) for tags in (*ALONE, *REVIVED, *TOGETHER)),
-    )
+    )  # fmt: skip
 
 
 OPTIONS = Definition(

@@ -1,4 +1,4 @@
-"""Our kernels for narrow convolutions give what torch gives; here in Triton's interpreter, on the CPU."""
+"""Our Triton kernels give what torch gives; here in Triton's interpreter, on the CPU."""
 
 from __future__ import annotations
 
@@ -113,6 +113,42 @@ def test_a_network_has_the_gradients_that_it_had(compiled: bool, monkeypatch: py
         assert (found[name] - gradient).norm() < 0.01 * gradient.norm(), name
 
 
+@inside
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 24, 3, 5), (1, 64, 64, 4, 4), (2, 40, 20, 5, 3), (1, 128, 70, 1, 1)], ids=str
+)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_pointwise_convolution_is_that_of_torch(shape: tuple[int, ...], residual: bool, relu: bool) -> None:
+    from asfp.triton_pointwise import TILES, finish_, pointwise
+
+    n, inputs, outputs, height, width = shape
+    torch.manual_seed(0)
+    x = torch.randn(n, inputs, height, width, device=device()).half().to(memory_format=torch.channels_last)
+    w = (torch.randn(outputs, inputs, 1, 1, device=device()) / 8).half()
+    b = torch.randn(outputs, device=device()).half()
+    z = torch.randn(n, outputs, height, width, device=device()).half() if residual else None
+    product = torch.nn.functional.conv2d(x.double(), w.double())
+    exact = product + b.double().view(-1, 1, 1) + (0 if z is None else z.double())
+    exact = exact.relu() if relu else exact
+    for tile in TILES[:1] if INTERPRETED else TILES:
+        assert relative(pointwise(x, w, b, z, relu, tile), exact) < 1e-3
+    y = product.float().to(memory_format=torch.channels_last)
+    done = finish_(y, b.float(), None if z is None else z.float(), relu)
+    assert done is y
+    assert relative(y, exact) < 1e-6
+
+
+@inside
+def test_relu_keeps_what_is_not_a_number() -> None:
+    from asfp.triton_pointwise import TILES, finish_, pointwise
+
+    x = torch.full((1, 16, 1, 1), torch.nan, device=device()).half()
+    w, b = torch.ones(16, 16, 1, 1, device=device()).half(), torch.zeros(16, device=device()).half()
+    assert pointwise(x, w, b, None, True, TILES[0]).isnan().all()
+    assert finish_(x, b, None, True).isnan().all()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 def test_in_the_interpreter() -> None:
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
@@ -126,4 +162,4 @@ def test_in_the_interpreter() -> None:
         cwd=Path(__file__).parents[1],
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed, 1 skipped" in done.stdout
+    assert "27 passed, 1 skipped" in done.stdout
