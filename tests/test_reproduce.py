@@ -237,7 +237,7 @@ def test_optional_rows_show_when_named_or_recorded(tmp_path: Path) -> None:
     assert label not in [row.run.label for row, _ in planned(tmp_path, "fig-interval").rows]
     assert [run.name for run in planned(tmp_path, "fig-interval", only="interval3").queue] == [f"{label}-seed0"]
     assert label not in [run.name for run in planned(tmp_path, "fig-interval", only="resnet56").queue]
-    assert len(planned(tmp_path, "options", only="resnet20").rows) == 16
+    assert len(planned(tmp_path, "options", only="resnet20").rows) == 17
     for only, names in (
         ("resnet56-asfp-soften", ["resnet56-asfp-soften-seed0"]),
         ("=resnet56-asfp-cosine-distill", ["resnet56-seed0", "resnet56-asfp-cosine-distill-seed0"]),

@@ -22,7 +22,8 @@ import torch
 
 from asfp import AsfpError
 from asfp.data import ResidentData
-from asfp.train import TrainConfig, config_from, train
+from asfp.train import TrainConfig, config_from, loop, train
+from asfp.train.assemble import set_learning_rate
 from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest, write_state
 from asfp.train.journal import read_metrics
 from asfp.train.norms import FILTERS
@@ -140,6 +141,25 @@ def test_within_an_epoch_and_from_a_torn_file(monkeypatch: pytest.MonkeyPatch, t
     state = read_newest(config.folder)  # the one before
     assert state is not None
     assert (state["progress"]["epoch"], state["progress"]["step"]) == (1, 5)
+    train(config)
+    assert_same(tmp_path / "whole", config.folder)
+
+
+def test_a_rate_that_rises_step_by_step_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def counted(optimizer: torch.optim.Optimizer, rate: float) -> None:
+        rates.append(rate)
+        set_learning_rate(optimizer, rate)
+
+    optimizer = {"lr": 0.05, "warmup_epochs": 2, "warmup": "ramp", "milestones": [2]}
+    monkeypatch.setattr(loop, "set_learning_rate", counted)
+    train(config_in(tmp_path / "whole", optimizer=optimizer))
+    steps = len(rates) // 2 - 2  # and once at the start of each epoch
+    rising = [0.05 * (step + 1) / (2 * steps) for step in range(2 * steps)]
+    assert rates[1 : steps + 1] + rates[steps + 2 : 2 * steps + 2] == pytest.approx(rising)
+    config = config_in(tmp_path / "cut", optimizer=optimizer)
+    cut_off_after(monkeypatch, config, saves=2)
     train(config)
     assert_same(tmp_path / "whole", config.folder)
 

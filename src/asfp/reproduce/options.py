@@ -15,7 +15,7 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "interval2": ("pruning every 2 epochs", ("pruning.interval=2",)),
     "freeze": ("filters frozen for the last 40 epochs", ("pruning.freeze_epochs=40",)),
     "freeze140": ("filters frozen after epoch 60", ("pruning.freeze_epochs=140",)),
-    "warmup": ("first epoch at a tenth of the learning rate", ("optimizer.warmup_epochs=1",)),
+    "warmup": ("learning rate rises over 5 epochs", ("optimizer.warmup_epochs=5", 'optimizer.warmup="ramp"')),
     "cosine": ("cosine learning rate", ('optimizer.schedule="cosine"',)),
     "distill": ("learns from the dense network", ()),
 }

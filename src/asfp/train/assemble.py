@@ -254,14 +254,20 @@ def build_optimizer(
     )  # fmt: skip
 
 
-def learning_rate(config: OptimizerConfig, epoch: int, epochs: int) -> float:
+def learning_rate(config: OptimizerConfig, epoch: int, epochs: int, share: float = 1.0) -> float:
     """The rate in epoch `epoch`, counted from 1: a milestone m lowers it from epoch m + 1 on.
+
+    `share` of the epoch is done with the step that it is for; where it ramps up, the rate depends on that.
 
     >>> [round(learning_rate(OptimizerConfig(), epoch, 200), 6) for epoch in (1, 60, 61, 121, 161)]
     [0.1, 0.1, 0.02, 0.004, 0.0008]
+    >>> ramp = OptimizerConfig(warmup_epochs=2, warmup="ramp")
+    >>> [learning_rate(ramp, epoch, 200, share) for epoch, share in ((1, 0.5), (1, 1.0), (2, 1.0), (3, 0.5))]
+    [0.025, 0.05, 0.1, 0.1]
     """
     if epoch <= config.warmup_epochs:
-        return config.warmup_lr
+        ramps = config.warmup == "ramp"
+        return config.lr * (epoch - 1 + share) / config.warmup_epochs if ramps else config.warmup_lr
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "cosine":

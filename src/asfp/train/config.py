@@ -18,6 +18,7 @@ SELECTIONS = ("independent", "nested", "coupled")
 SCHEDULES = ("auto", "constant", "asymptotic", "linear", "cubic")
 DATASETS = ("cifar10", "digits", "imagefolder")
 AUGMENTATIONS = ("auto", "none", "crop-flip")
+WARMUPS = ("flat", "ramp")
 LR_SCHEDULES = ("step", "cosine", "constant")
 COMPILE = ("auto", "eager", "compile", "graph")
 CORRUPT = ("fatal", "skip")
@@ -77,7 +78,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD. The rate of an epoch: `warmup_lr` for the first `warmup_epochs`, then lr, times gamma at each milestone."""
+    """SGD. The rate of an epoch: lr, times gamma at each milestone. In the first `warmup_epochs` it is `warmup_lr`, or
+    with `warmup="ramp"` it rises from step to step, from near zero to lr."""
 
     lr: float = 0.1
     momentum: float = 0.9
@@ -88,9 +90,11 @@ class OptimizerConfig:
     gamma: float = 0.2
     warmup_epochs: int = 0
     warmup_lr: float = 0.01
+    warmup: str = "flat"
 
     def __post_init__(self) -> None:
         _one_of("optimizer.schedule", self.schedule, LR_SCHEDULES)
+        _one_of("optimizer.warmup", self.warmup, WARMUPS)
         for key in ("lr", "warmup_lr"):
             if not 0.0 < getattr(self, key) < 1e3:
                 raise AsfpError(

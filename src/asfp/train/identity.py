@@ -81,7 +81,8 @@ def identity(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _optimizer(table: Mapping[str, Any]) -> dict[str, Any]:
     idle = set() if table["schedule"] == "step" else {"milestones", "gamma"}
-    idle |= set() if table["warmup_epochs"] else {"warmup_lr"}
+    idle |= set() if table["warmup_epochs"] else {"warmup", "warmup_lr"}
+    idle |= {"warmup_lr"} if table["warmup"] == "ramp" else set()
     return {key: value for key, value in table.items() if key not in idle}
 
 

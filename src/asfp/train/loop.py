@@ -166,7 +166,11 @@ def _train_epoch(
     every, agree = config.engine.checkpoint_steps, 1 if world == 1 else AGREE_EVERY
     _lengthen(progress, data.steps, parts.fabric.device)
     parts.model.train()
+    ramps = config.optimizer.warmup == "ramp" and epoch <= config.optimizer.warmup_epochs
     for step, (images, labels) in enumerate(data.train_batches(epoch, progress.step), progress.step + 1):
+        if ramps:
+            rate = learning_rate(config.optimizer, epoch, config.epochs, step / data.steps)
+            set_learning_rate(parts.optimizer, rate)
         weight = len(labels) * world / data.global_size(step - 1)
         if any_image(parts, labels, config.data.corrupt == "skip"):
             progress.losses[step - 1] = take_step(parts, images, labels, weight) * weight
