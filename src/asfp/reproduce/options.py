@@ -26,6 +26,8 @@ REVIVED = (("momentum", "freeze"), ("norm", "freeze140"), ("soften", "freeze140"
 
 TOGETHER = (
     ("cosine", "distill"),
+    ("warmup", "cosine", "distill"),
+    ("freeze140", "warmup", "cosine", "distill"),
     ("freeze140", "cosine", "distill"),
     ("norm", "freeze140", "cosine", "distill"),
     ("soften", "freeze140", "cosine", "distill"),
