@@ -277,3 +277,61 @@ def test_what_cannot_be_traced_comes_back_as_it_is() -> None:
     done = fuse(Branch(), x)
     assert isinstance(done, Branch)
     assert not done.training
+
+
+class Named(nn.Module):
+    """An activation, and an addition, by the names of torch's methods."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.relu, self.add = nn.Conv2d(3, 8, 3), activation, Difference()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.conv(x))
+        return torch.relu(self.add(self.conv(x), y))
+
+
+class Difference(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.LeakyReLU(), nn.SiLU(), nn.GELU(), nn.ReLU6(), nn.PReLU(), nn.ReLU()], ids=str
+)
+def test_a_module_by_the_name_of_a_method_is_what_it_is(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = Named(activation).eval()
+    x = 9 * torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fuse(model, x)(x), model(x))
+
+
+def test_a_hook_on_a_relu_is_kept() -> None:
+    model = nn.Sequential()
+    model.add_module("conv", nn.Conv2d(3, 8, 3))
+    model.add_module("relu", nn.ReLU())
+    model.relu.register_forward_hook(lambda module, args, result: result + 1)  # type: ignore[union-attr, operator]
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fuse(model.eval(), x)(x), model(x))
+
+
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = self.one(x)
+        view = a.flatten(2)
+        a += self.two(x)
+        return torch.relu(a), view * 1
+
+
+def test_a_view_sees_what_is_written_in_place() -> None:
+    torch.manual_seed(0)
+    model, x = Viewed().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        for found, wanted in zip(fuse(model, x)(x), model(x), strict=True):
+            torch.testing.assert_close(found, wanted)

@@ -175,3 +175,29 @@ def test_tuning_on_the_gpu() -> None:
     model = zero_filters(asfp.create_model("resnet20")).eval().cuda()
     small = asfp.compact(model, torch.randn(8, 3, 32, 32, device="cuda"), tune="fused")
     assert small.plan.layout.endswith("measured on fused")
+
+
+def test_a_graph_outlives_calls_with_other_sizes() -> None:
+    """What the modules keep for the last size is kept by the graph too."""
+    model, fused, x = on_gpu(network("resnet18", "coupled", constants=True), torch.bfloat16)
+    first, second = Replay(fused, x), Replay(fused, x[:1])
+    filled = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]
+    with torch.inference_mode():
+        assert_close(first(x), model(x), torch.bfloat16)
+        assert_close(second(x[:1]), model(x[:1]), torch.bfloat16)
+    del filled
+    with pytest.raises(asfp.AsfpError, match="captured for inputs of the shapes"):
+        second(x)
+
+
+def test_a_wrong_kernel_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "asfp.fused_conv.cudnn", lambda x, weight, *rest: torch.zeros_like(nn.functional.conv2d(x, weight, padding=1))
+    )
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
+    fused = fuse(model, torch.zeros(1, 3, 16, 16)).cuda()
+    x = torch.randn(4, 3, 16, 16, device="cuda")
+    with torch.inference_mode():
+        take_faster(fused, x)
+        assert_close(fused(x), model.cuda()(x), torch.float32)
+    assert fell_back(fused) == {"0": "cuDNN's fused kernel gives another result"} or "faster" in fell_back(fused)["0"]

@@ -125,6 +125,7 @@ def test_overrides_are_typed_and_win(tmp_path: Path) -> None:
         ("optimizer.gamma=nan", "optimizer.gamma=nan: it must lie above 0"),
         ("optimizer.warmup_epochs=-3", "optimizer.warmup_epochs=-3 is too small: it must be at least 0"),
         ("optimizer.warmup=rmap", "optimizer.warmup='rmap' is unknown"),
+        ("optimizer.warmup=ramp", "needs epochs to rise in: set optimizer.warmup_epochs=5"),
         ("optimizer.warmup_lr=-1", "optimizer.warmup_lr=-1.0 is not a learning rate"),
         ("optimizer.warmup_lr=nan", "optimizer.warmup_lr=nan is not a learning rate"),
         ("data.std=[0, 1, 1]", "data.std=[0.0, 1.0, 1.0]: it must be 3 numbers of 255, one a channel, above 0"),

@@ -290,6 +290,10 @@ def test_a_torn_record_of_times_is_a_clear_error(tmp_path: Path) -> None:
     done = call("fig-selection", "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"))
     assert done.exit_code == 2
     assert "is not a record of benchmarks/latency.py" in done.stderr
+    path.with_name("cpu-batch64-fp32.json").write_text("{}")
+    done = call("fig-selection", "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"))
+    assert done.exit_code == 2
+    assert "several records for cpu (cpu-batch1-fp32.json, cpu-batch64-fp32.json): keep the one" in done.stderr
 
 
 def test_estimates_use_the_fastest_record_of_the_network(tmp_path: Path) -> None:
@@ -297,8 +301,12 @@ def test_estimates_use_the_fastest_record_of_the_network(tmp_path: Path) -> None
     assert before == pytest.approx((5 * 1.68 + 2 * 0.66) * 200 / 60)
     put(tmp_path, dense("resnet56"), 1, 0.94, seconds={"train": 180.0, "evaluate": 20.0, "prune": 0.0})
     assert planned(tmp_path, "fig-gap").minutes == pytest.approx((5 * 1.0 + 2 * 0.66) * 200 / 60)
-    shared = {"train": 400.0, "evaluate": 40.0, "prune": 0.0}  # 2 s an epoch beside others, one of them alone
-    epochs = make_record(dense("resnet56"), 2, 0.94)["epochs"] | {"train_seconds": [2.005] * 199 + [0.5]}
+    shared = {
+        "train": 400.0,
+        "evaluate": 40.0,
+        "prune": 0.0,
+    }  # 2 s an epoch beside others, some of them alone, one cut off
+    epochs = make_record(dense("resnet56"), 2, 0.94)["epochs"] | {"train_seconds": [0.01] + [0.5] * 20 + [2.18] * 179}
     put(tmp_path, dense("resnet56"), 2, 0.94, seconds=shared, epochs=epochs)
     assert planned(tmp_path, "fig-gap").minutes == pytest.approx((5 * 0.55 + 2 * 0.66) * 200 / 60)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -36,7 +37,8 @@ class FusedConv(nn.Module):
 
     On a CPU, under autocast, torch.compile or gradients it is computed by torch's separate operations; on a GPU too
     where cuDNN has no such kernel, and from then on: `fell_back` says why. The first result is compared with theirs.
-    With a `border` correction, what that adds is kept for the last size. For inference: the weights take no gradients.
+    With a `border` correction, what that adds is kept for the last size. For inference: the weights take no gradients,
+    and are not to be changed by way of `.data`, which what is made of them does not notice.
 
     >>> conv = nn.Conv2d(3, 8, 3)
     >>> x = torch.randn(1, 3, 8, 8)
@@ -67,6 +69,7 @@ class FusedConv(nn.Module):
         """None for cuDNN's; for a 1x1 convolution also MATMUL, or the tile of a Triton kernel."""
         self.fell_back = ""
         self._checked = False
+        self._one_pass = True
         self._weight: tuple[object, Tensor | None] = (None, None)
         self._map: tuple[object, Tensor | None] = (None, None)
 
@@ -105,19 +108,23 @@ class FusedConv(nn.Module):
         widths = [w for w in (4, 8) if count < FEW and self.groups == 1 and w > count]
         ways = ("", SLOWER) if self.relu and self.fell_back in ("", SLOWER) else (self.fell_back,)
         times: dict[tuple[str, int, object], float] = {}
-        self.kernel = None
-        for width in (count, *widths):
-            for way in ways:
-                self.fell_back, self.width = way, width
-                taken = _time(lambda: self.forward(x, z))  # no hooks: they brought us here
-                times[self.fell_back, width, None] = taken
-                if self.fell_back != way:  # there is no such kernel
-                    break
-        expected = self._separately(x, self.weight, z)
-        for kernel in self._products(x, z):
-            self.kernel = kernel
-            if _same(self._product(x, z), expected):
-                times["", count, kernel] = _time(lambda: self.forward(x, z))
+        self.kernel, refused = None, self.fell_back
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            for width in (count, *widths):
+                for way in ways:
+                    self.fell_back, self.width, self._checked = way, width, False
+                    taken = _time(lambda: self.forward(x, z))  # no hooks: they brought us here
+                    times[self.fell_back, width, None] = taken
+                    if self.fell_back != way:  # there is no such kernel, or it is wrong
+                        refused = self.fell_back
+                        break
+            refused = refused if refused != SLOWER else ""
+            expected = self._separately(x, self.weight, z)
+            for kernel in self._products(x, z):
+                self.kernel = kernel
+                with suppress(Exception):  # compilers fail in many ways, and there are others to take
+                    if _same(self._product(x, z), expected):
+                        times[refused, count, kernel] = _time(lambda: self.forward(x, z))
         self.fell_back, self.width, self.kernel = min(times, key=lambda way: times[way])
 
     def _by_hand(self, x: Tensor, z: Tensor | None) -> bool:
@@ -151,6 +158,7 @@ class FusedConv(nn.Module):
     def _fused(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
         if self.border is not None:
             z = self._corrections(self.border, x, weight) if z is None else self.border(z, x)
+        z = z if z is None else z.contiguous(memory_format=_layout(x, weight))
         return cudnn(x, weight, z, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def _separately(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
@@ -161,17 +169,23 @@ class FusedConv(nn.Module):
 
     def _in_two(self, x: Tensor, weight: Tensor, z: Tensor | None) -> Tensor:
         """The convolution, and one pass for all that is behind it."""
-        if not _has_triton():
+        more = self.relu or z is not None or self.bias is not None
+        if not more or not self._one_pass or not _has_triton() or _layout(x, weight) != torch.channels_last:
             return self._separately(x, weight, z)
-        from asfp.triton_pointwise import finish_
-
         y = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
         y = y if self.border is None else self.border(y, x)
-        if not (self.relu or z is not None or self.bias is not None):
-            return y
-        if not y.is_contiguous(memory_format=torch.channels_last) or y.stride(1) != 1:
-            return self._separately(x, weight, z)
-        return finish_(y, self.bias, z, self.relu)
+        if y.is_contiguous(memory_format=torch.channels_last) and y.stride(1) == 1:
+            try:
+                from asfp.triton_pointwise import finish_
+
+                return finish_(y, self.bias, z, self.relu)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # Triton is there but cannot compile, e.g. without a C compiler
+                self._one_pass = False
+        y = y if self.bias is None else y + self.bias.view(-1, 1, 1)
+        y = y if z is None else y + z
+        return y.relu_() if self.relu else y
 
     def _is_product(self, x: Tensor, z: Tensor | None) -> bool:
         """Whether this is one product of matrices, pixels x inputs and inputs x outputs, and its kernel is for it."""
@@ -244,7 +258,8 @@ class FusedConv(nn.Module):
         return x.shape[0], self.weight.shape[0], *sizes
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_weight": (None, None), "_map": (None, None)}
+        here = {"_weight": (None, None), "_map": (None, None), "_checked": False, "_one_pass": True}
+        return {**self.__dict__, **here, "kernel": None}  # another machine tries and compares again
 
     def extra_repr(self) -> str:
         out, count, *taps = self.weight.shape

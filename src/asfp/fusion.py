@@ -77,7 +77,7 @@ def fell_back(fused: nn.Module) -> dict[str, str]:
     {}
     """
     modules = fused.named_modules()
-    return {name: m.fell_back for name, m in modules if isinstance(m, FusedConv) and m.fell_back}
+    return {name: m.fell_back for name, m in modules if isinstance(m, FusedConv) and m.fell_back and not m.kernel}
 
 
 class _Editor:
@@ -95,7 +95,7 @@ class _Editor:
         return None if module._forward_hooks or module._forward_pre_hooks else module
 
     def is_relu(self, node: fx.Node) -> bool:
-        called = type(self.module(node)) is nn.ReLU or (node.op != "placeholder" and node.target in _RELUS)
+        called = type(self.module(node)) is nn.ReLU or _calls(node, _RELUS)
         return called and len(node.args) >= 1 and isinstance(node.args[0], fx.Node)
 
     def convolution(self, node: Any) -> nn.Conv2d | None:
@@ -125,7 +125,7 @@ class _Editor:
             conv, border, nodes = found
             if _undisturbed(nodes[0], relu, nodes):
                 self.replace(relu, FusedConv(conv, border=border), nodes[0].args, *nodes)
-        elif source.target in _ADDITIONS and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
+        elif _calls(source, _ADDITIONS) and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
             order = {n: i for i, n in enumerate(self.model.graph.nodes)}
             operands = [n for n in source.args if isinstance(n, fx.Node)]
             for node in sorted(operands, key=lambda n: -order[n]):  # the later one, where both are convolutions
@@ -151,9 +151,11 @@ class _Editor:
         return True
 
     def _last_reader(self, value: fx.Node, reader: fx.Node) -> bool:
-        """Whether nothing sees that the reader overwrites the value."""
+        """Whether nothing sees that the reader overwrites the value: no later reader, and no view of it."""
         order = {n: i for i, n in enumerate(self.model.graph.nodes)}
-        return isinstance(self.module(value), _FRESH) and all(order[n] <= order[reader] for n in value.users)
+        others = [n for n in value.users if n is not reader]
+        seen = all(order[n] < order[reader] and isinstance(self.module(n), _FRESH) for n in others)
+        return isinstance(self.module(value), _FRESH) and seen
 
     def replace(self, node: fx.Node, module: FusedConv, args: Any, *before: fx.Node) -> None:
         """Call the module instead of the node and of those before it, by the name of the first, a convolution."""
@@ -172,6 +174,11 @@ class _Editor:
         node.replace_all_uses_with(new)
         for old in (node, *reversed(before)):
             self.model.graph.erase_node(old)
+
+
+def _calls(node: fx.Node, functions: tuple[Any, ...]) -> bool:
+    """Whether it calls one of these functions or methods; a module may have the name of a method."""
+    return node.op in ("call_function", "call_method") and node.target in functions
 
 
 def _has(model: nn.Module, name: str) -> bool:

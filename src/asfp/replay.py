@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from asfp.errors import AsfpError
 
 
 class Replay:
@@ -22,19 +24,35 @@ class Replay:
 
     def __init__(self, function: Callable[..., Any], *inputs: Tensor) -> None:
         self.function = function  # holds the weights that the graph reads
-        self.inputs = [x.clone() for x in inputs]
+        with torch.inference_mode(False):
+            self.inputs = [x.detach().clone() for x in inputs]
         self.graph = torch.cuda.CUDAGraph()
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.inference_mode(), torch.cuda.stream(side):
-            for _ in range(3):
-                function(*self.inputs)
-        current.wait_stream(side)
-        with torch.inference_mode(), torch.cuda.graph(self.graph):
-            self.result = function(*self.inputs)
+        self.device = next((x.device for x in self.inputs if x.is_cuda), torch.device("cuda"))
+        with torch.cuda.device(self.device):
+            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.inference_mode(), torch.cuda.stream(side):
+                for _ in range(3):
+                    function(*self.inputs)
+            current.wait_stream(side)
+            with torch.inference_mode(), torch.cuda.graph(self.graph):
+                self.result = function(*self.inputs)
+        self.kept = _kept_by(function)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        for kept, given in zip(self.inputs, inputs, strict=bool(inputs)):
-            kept.copy_(given)
-        self.graph.replay()
+        if inputs and [x.shape for x in inputs] != [x.shape for x in self.inputs]:
+            shapes = [tuple(x.shape) for x in self.inputs], [tuple(x.shape) for x in inputs]
+            raise AsfpError(
+                f"the graph was captured for inputs of the shapes {shapes[0]}, not {shapes[1]}: make another"
+            )
+        with torch.cuda.device(self.device):
+            for kept, given in zip(self.inputs, inputs, strict=False):
+                kept.copy_(given)
+            self.graph.replay()
         return self.result
+
+
+def _kept_by(function: object) -> list[object]:
+    """What modules keep between calls and may let go when the sizes change, though the graph still reads it."""
+    modules = function.modules() if isinstance(function, nn.Module) else ()
+    return [getattr(module, name, None) for module in modules for name in ("_map", "_weight", "_kept")]

@@ -5,6 +5,8 @@ A 1x1 convolution of a large map waits for memory: what it adds and clips costs 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -80,11 +82,13 @@ def pointwise(x: Tensor, w: Tensor, b: Tensor, z: Tensor | None, relu: bool, til
     assert max(x.numel(), pixels * outputs) < 2**31  # counted in 32 bits
     y = torch.empty((n, outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, columns, depth, warps, stages = tile
-    _pointwise[(triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)](
-        *(x, w.reshape(outputs, inputs), b, x if z is None else z, y, pixels, inputs, outputs),
-        residual=z is not None, relu=relu, whole=inputs % depth == 0,
-        rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    w, b = w.reshape(outputs, inputs).contiguous(), b.contiguous()
+    with _on(x):
+        _pointwise[(triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)](
+            *(x, w, b, x if z is None else z, y, pixels, inputs, outputs),
+            residual=z is not None, relu=relu, whole=inputs % depth == 0,
+            rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return y
 
 
@@ -93,8 +97,14 @@ def finish_(y: Tensor, b: Tensor | None, z: Tensor | None, relu: bool) -> Tensor
     assert y.is_contiguous(memory_format=torch.channels_last)
     z = None if z is None else z.contiguous(memory_format=torch.channels_last)
     block = 1024
-    _finish[(triton.cdiv(y.numel(), block),)](
-        *(y, y if b is None else b, y if z is None else z, y.numel(), y.shape[1]),
-        biased=b is not None, residual=z is not None, relu=relu, block=block, num_warps=4,
-    )  # fmt: skip
+    with _on(y):
+        _finish[(triton.cdiv(y.numel(), block),)](
+            *(y, y if b is None else b.contiguous(), y if z is None else z, y.numel(), y.shape[1]),
+            biased=b is not None, residual=z is not None, relu=relu, block=block, num_warps=4,
+        )  # fmt: skip
     return y
+
+
+def _on(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels are launched on the current device, which need not be the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

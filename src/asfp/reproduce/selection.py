@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from asfp.errors import AsfpError
 from asfp.reproduce.definition import Definition, Row, Run, dense, pruned
@@ -66,21 +67,28 @@ class Latency:
 
 
 def latencies(results: Path, device: str) -> dict[str, Latency]:
-    """From a run's label to its time on the fastest engine recorded for the device, in `results`/latency.
+    """From a run's label to its time on the fastest engine, of the record for the device in `results`/latency.
+
+    The unpruned network's time is that of the same record. Several seeds of a run count with the median.
 
     >>> latencies(Path("nowhere"), "cpu")
     {}
     """
-    found: dict[str, list[tuple[float, str, int]]] = {}
-    for path in sorted((results / "latency").glob(f"{device}-*.json")):
+    paths = sorted((results / "latency").glob(f"{device}-*.json"))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise AsfpError(f"{results / 'latency'} has several records for {device} ({names}): keep the one to be shown")
+    times: dict[str, dict[str, list[float]]] = {}
+    batch = 1
+    for path in paths:
         try:
             for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-                label = str(row["model"]).rpartition("-seed")[0]
-                found.setdefault(label, []).append((float(row["latency_ms"]), str(row["engine"]), int(row["batch"])))
+                label, batch = str(row["model"]).rpartition("-seed")[0], int(row["batch"])
+                times.setdefault(label, {}).setdefault(str(row["engine"]), []).append(float(row["latency_ms"]))
         except (ValueError, KeyError, TypeError) as error:
             raise AsfpError(f"{path} is not a record of benchmarks/latency.py ({error!r}): make it again") from error
-    fastest = {label: min(times) for label, times in found.items()}
+    fastest = {label: min((median(ms), engine) for engine, ms in cells.items()) for label, cells in times.items()}
     base = fastest.get(dense("resnet56").label)
     if base is None:
         return {}
-    return {label: Latency(engine, batch, ms, base[0]) for label, (ms, engine, batch) in fastest.items()}
+    return {label: Latency(engine, batch, ms, base[0]) for label, (ms, engine) in fastest.items()}

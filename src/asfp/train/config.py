@@ -95,6 +95,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _one_of("optimizer.schedule", self.schedule, LR_SCHEDULES)
         _one_of("optimizer.warmup", self.warmup, WARMUPS)
+        if self.warmup == "ramp" and self.warmup_epochs == 0:
+            raise AsfpError('optimizer.warmup="ramp" needs epochs to rise in: set optimizer.warmup_epochs=5')
         for key in ("lr", "warmup_lr"):
             if not 0.0 < getattr(self, key) < 1e3:
                 raise AsfpError(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from asfp.train.triton_conv import convolve, weight_gradient
+from asfp.train.triton_conv import convolve, largest_index, weight_gradient
 
 WIDTHS = (16, 32, 64)
 """Channels that the kernels take: powers of two from the least that tensor cores multiply."""
@@ -68,15 +68,19 @@ class _NarrowConv(torch.autograd.Function):
         return torch.ops.aten.convolution(x, w.to(x.dtype), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,) = slopes
         x, w = ctx.saved_tensors
-        if max(w.shape[:2]) in OUTPUT:
+        of_input, of_weight = ctx.needs_input_grad
+        dx = None
+        if not of_input:
+            pass
+        elif max(w.shape[:2]) in OUTPUT:
             dx = narrow_conv_input(dy, w)
         else:
             geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
             dx = torch.ops.aten.convolution_backward(dy, x, w.to(x.dtype), None, *geometry, [True, False, False])[0]
-        return dx, narrow_conv_weight(x, dy)
+        return dx, narrow_conv_weight(x, dy) if of_weight else None
 
 
 def fits(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
@@ -88,8 +92,8 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, d
     """
     return (
         x.ndim == 4
-        and x.numel() < 2**31  # the kernels count in 32 bits
         and x.dtype in TYPES
+        and x.shape[1] == w.shape[1]
         and w.dtype == torch.float32
         and tuple(w.shape[2:]) == (3, 3)
         and w.shape[0] in WIDTHS
@@ -97,6 +101,7 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, d
         and bias is None
         and groups == 1
         and all(given in (1, (1, 1), [1, 1]) for given in (stride, padding, dilation))
+        and largest_index(x.numel() // x.shape[1], *w.shape[:2]) < 2**31  # the kernels count in 32 bits
     )
 
 

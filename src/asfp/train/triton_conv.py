@@ -93,6 +93,17 @@ def _sum(parts, out, count, size, block: tl.constexpr, rows: tl.constexpr):
     tl.store(out + at, tl.sum(total, 0), mask=at < size)
 
 
+def largest_index(pixels: int, outputs: int, inputs: int) -> int:
+    """How far the kernels count, for so many pixels: in the tensors, and in the parts of a weight's gradient.
+
+    >>> largest_index(128 * 32 * 32, 16, 16)
+    2097152
+    """
+    widest = max(outputs, inputs)
+    parts = -(-pixels // WEIGHT[widest][2]) if widest in WEIGHT else 0
+    return max(pixels * widest, parts * 9 * outputs * inputs)
+
+
 def convolve(x: Tensor, w: Tensor, *, flip: bool = False) -> Tensor:
     """conv2d(x, w, padding=1), or with `flip` its gradient: conv_transpose2d(x, w, padding=1)."""
     x, w = _channels_last(x), _channels_last(w)
