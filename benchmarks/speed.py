@@ -78,17 +78,26 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
                     module.bias.uniform_(-0.2, 0.2)
     layout = options.layout
     found: dict[str, nn.Module] = {"dense": dense}
+
+    def wanted(name: str) -> bool:
+        return not options.only or any(text in name for text in options.only)
+
+    def add(name: str, *how: Any) -> None:
+        if wanted(name):
+            found[name] = ours(dense, x, *how)
+
     plain = ours(dense, x, options.rate, "independent", 1, "least")
-    found["independent, gathers"] = plain
-    found["independent"] = ours(dense, x, options.rate, "independent", 1, layout)
+    if wanted("independent, gathers"):
+        found["independent, gathers"] = plain
+    add("independent", options.rate, "independent", 1, layout)
     share = plain.plan.macs_after / plain.plan.macs_before  # type: ignore[union-attr, operator]
     for align in options.align:
         for selection in ("independent", "nested"):
-            found[f"{selection}, align {align}"] = ours(dense, x, options.rate, selection, align, layout)
-        rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
-        found[f"coupled, align {align}"] = ours(dense, x, rate, "coupled", align, layout)
-        other = theirs(dense, x, share, align)
-        if other:
+            add(f"{selection}, align {align}", options.rate, selection, align, layout)
+        if wanted(f"coupled, align {align}"):
+            rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
+            add(f"coupled, align {align}", rate, "coupled", align, layout)
+        if wanted(f"Torch-Pruning, round_to {align}") and (other := theirs(dense, x, share, align)):
             found[other[0]] = other[1]
     return found
 
@@ -125,6 +134,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.3)
     parser.add_argument("--align", type=int, action="append", help="may be repeated [32]")
     parser.add_argument("--layout", default=None, help="[auto on a CPU, zeros on a GPU]")
+    parser.add_argument("--only", action="append", help="text in the names of the rows to time; may be repeated")
     parser.add_argument("--constants", action="store_true", help="batch norms with shifts, so that zero filters show")
     parser.add_argument("--engine", action="append")
     parser.add_argument("--batch", type=int, default=1)
