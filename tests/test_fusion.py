@@ -120,7 +120,7 @@ def test_compact_networks(name: str, selection: str, layout: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-@pytest.mark.parametrize("start", range(0, 100, 25))
+@pytest.mark.parametrize("start", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (25, 50, 75))])
 def test_random_networks(start: int) -> None:
     for seed in range(start, start + 25):
         net, x = build(seed)
