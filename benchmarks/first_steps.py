@@ -1,7 +1,9 @@
 """The loss of each of the first steps of a recipe, in float32 on the CPU; the first of them at another learning rate.
 
-python benchmarks/first_steps.py recipes/cifar10/resnet56.toml --steps 20
-python benchmarks/first_steps.py recipes/cifar10/resnet56.toml --steps 60 --low 40   # 40 steps at 0.01
+    python benchmarks/first_steps.py recipes/cifar10/resnet56.toml --steps 20
+    python benchmarks/first_steps.py recipes/cifar10/resnet56.toml --steps 60 --low 40   # 40 steps at 0.01
+
+Images, their order and the initial weights are those of a run with the same seed.
 """
 
 from __future__ import annotations

@@ -21,17 +21,10 @@ import torch
 
 import asfp
 from asfp.bench import Row, Setting, bench, environment
+from asfp.reproduce.speedup import ENGINES
 
 PAPER = {"resnet18": (41.8, 27.4), "resnet34": (41.1, 29.4), "resnet50": (41.8, 29.8)}
 """Table IV: theoretical and realistic speed-up in percent, GTX 1080, batch 64."""
-
-ENGINES = {
-    "torch": "PyTorch",
-    "compile": "torch.compile",
-    "fused": "cuDNN, fused",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-}
 
 
 def saved(row: Row) -> str:

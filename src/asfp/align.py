@@ -8,8 +8,6 @@ HEAVY = 1.1
 """A layer writes much if it writes so many times the elements that all do, for its multiply-adds."""
 CLOSE = 0.002
 """As close to the multiply-adds asked for as a choice by traffic has to leave them."""
-
-
 SMALLEST = 16
 """Layers of n filters or fewer keep multiples of n / 2, n / 4, ..., but not of less than this."""
 

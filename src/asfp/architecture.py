@@ -129,9 +129,7 @@ def build_architecture(path: Path, text: str) -> nn.Module:
         architecture = Architecture(data["model"], data["options"])
         architecture.check()
         return _create(architecture)
-    except (
-        Exception
-    ) as error:  # the name and options are the file's word: whatever a library does with them is its fault
+    except Exception as error:  # name and options are the file's word: whatever a library makes of them is its fault
         raise AsfpError(f"{path} names an architecture that cannot be built: {str(error)[:300]}") from error
 
 

@@ -33,10 +33,11 @@ MATMUL = "matmul"
 
 
 class FusedConv(nn.Module):
-    """relu(conv(x, w) + b), or relu(conv(x, w) + b + z), by one cuDNN kernel where there is a GPU.
+    """relu(conv(x, w) + b), or relu(conv(x, w) + b + z), by one kernel where there is a GPU.
 
-    On a CPU, under autocast, torch.compile or gradients it is computed by torch's separate operations; on a GPU too
-    where cuDNN has no such kernel, and from then on: `fell_back` says why. The first result is compared with theirs.
+    That is cuDNN's, unless `take_faster` found a better one. On a CPU, under autocast, torch.compile or gradients it is
+    computed by torch's separate operations; on a GPU too where cuDNN has no such kernel, and from then on: `fell_back`
+    says why. The first result is compared with theirs.
     With a `border` correction, what that adds is kept for the last size. For inference: the weights take no gradients,
     and are not to be changed by way of `.data`, which what is made of them does not notice.
 
@@ -183,9 +184,7 @@ class FusedConv(nn.Module):
                 raise
             except Exception:  # Triton is there but cannot compile, e.g. without a C compiler
                 self._one_pass = False
-        y = y if self.bias is None else y + self.bias.view(-1, 1, 1)
-        y = y if z is None else y + z
-        return y.relu_() if self.relu else y
+        return self._separately(x, weight, z)
 
     def _is_product(self, x: Tensor, z: Tensor | None) -> bool:
         """Whether this is one product of matrices, pixels x inputs and inputs x outputs, and its kernel is for it."""
@@ -204,12 +203,11 @@ class FusedConv(nn.Module):
 
     def _products(self, x: Tensor, z: Tensor | None) -> list[object]:
         """The ways to compute it as such a product."""
-        self.kernel = None
         if not self._is_product(x, z):
             return []
-        matmul = [MATMUL] if z is None and self.relu and hasattr(torch, "_addmm_activation") else []
+        matmul: list[object] = [MATMUL] if z is None and self.relu and hasattr(torch, "_addmm_activation") else []
         if not _has_triton():
-            return [*matmul]
+            return matmul
         from asfp.triton_pointwise import TILES
 
         return [*matmul, *TILES]

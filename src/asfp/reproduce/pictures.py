@@ -141,7 +141,7 @@ def _latency(figure: Any, plan: Plan | None) -> None:
         batch = next(iter(times.values())).batch
         axes.set(xlabel=f"ms for a batch of {batch}", ylabel="accuracy, %", xlim=(0, None))
         axes.set_title(f"{plan.rows[0][0].cells[0]}, {'CPU' if device == 'cpu' else 'GPU'}")
-        axes.legend(frameon=False, loc="lower right", fontsize=8)
+        axes.legend(frameon=False, loc="upper left", fontsize=8)  # where a time near zero would be
 
 
 def _series(axes: Any, label: str, points: Sequence[tuple[float, list[float]]], colour: str = "") -> None:

@@ -244,10 +244,8 @@ def _fastest_epoch(record: Record) -> float:
     total = sum(seconds.get(phase, 0.0) for phase in ("train", "evaluate", "prune"))
     if not trained:
         return float(total / record["config"]["epochs"])
-    fast = sorted(trained)[
-        len(trained) // 20
-    ]  # not the very fastest: of an epoch that was cut off only the rest counts
-    return float(fast * total / seconds["train"])
+    # not the very fastest: of an epoch that was cut off, `trained` has the rest alone
+    return float(sorted(trained)[len(trained) // 20] * total / seconds["train"])
 
 
 def _quoted(text: str) -> str:

@@ -19,7 +19,7 @@ PAPER: dict[str, tuple[str, float, float, float, float]] = {
 ENGINES = {
     "torch": "PyTorch",
     "compile": "torch.compile",
-    "fused": "cuDNN, fused",
+    "fused": "fused kernels",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }

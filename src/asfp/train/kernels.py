@@ -19,6 +19,9 @@ OUTPUT = (16, 32)
 
 TYPES = (torch.bfloat16, torch.float16)
 
+GEOMETRY = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+"""Stride, padding and dilation of 1, not transposed, no output padding, one group."""
+
 
 @torch.library.custom_op("asfp::narrow_conv", mutates_args=())
 def narrow_conv(x: Tensor, w: Tensor) -> Tensor:
@@ -65,22 +68,20 @@ class _NarrowConv(torch.autograd.Function):
         ctx.save_for_backward(x, w)
         if max(w.shape[:2]) in OUTPUT:
             return narrow_conv(x, w)
-        return torch.ops.aten.convolution(x, w.to(x.dtype), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution(x, w.to(x.dtype), None, *GEOMETRY)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,) = slopes
         x, w = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad
-        dx = None
-        if not of_input:
-            pass
-        elif max(w.shape[:2]) in OUTPUT:
-            dx = narrow_conv_input(dy, w)
-        else:
-            geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-            dx = torch.ops.aten.convolution_backward(dy, x, w.to(x.dtype), None, *geometry, [True, False, False])[0]
-        return dx, narrow_conv_weight(x, dy) if of_weight else None
+        return _of_input(x, w, dy) if of_input else None, narrow_conv_weight(x, dy) if of_weight else None
+
+
+def _of_input(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    if max(w.shape[:2]) in OUTPUT:
+        return narrow_conv_input(dy, w)
+    return torch.ops.aten.convolution_backward(dy, x, w.to(x.dtype), None, *GEOMETRY, [True, False, False])[0]
 
 
 def fits(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
