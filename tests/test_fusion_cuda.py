@@ -14,7 +14,7 @@ import asfp
 from asfp.bench import Setting, bench_models
 from asfp.bench.runners import Contestant
 from asfp.compaction.layers import BorderBias
-from asfp.fused_conv import FusedConv
+from asfp.fused_conv import FusedConv, FusedPool
 from asfp.fusion import fell_back, fuse, take_faster
 from asfp.replay import Replay
 
@@ -109,7 +109,7 @@ def test_every_way_to_compute_a_pointwise_convolution(inputs: int, outputs: int,
     with torch.inference_mode():
         y = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double())  # type: ignore[union-attr]
         expected = (y if z is None else y + z.double()).relu()
-        ways = conv._products(x, z)
+        ways = conv._kernels(x, z)
         assert len(ways) == 5 + (not residual)
         for conv.kernel in ways:
             assert_close(conv(x, z), expected, dtype)
@@ -120,6 +120,44 @@ def test_every_way_to_compute_a_pointwise_convolution(inputs: int, outputs: int,
         assert_close(conv(x, z), expected, dtype)
         first = x.contiguous()  # channels first: another way, the same result
         assert_close(conv(first, z), expected, dtype)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs", "size", "stride"), [(3, 64, 7, 2), (1, 45, 3, 1), (4, 32, 5, 2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_way_to_compute_a_convolution_of_few_channels(
+    inputs: int, outputs: int, size: int, stride: int, relu: bool, dtype: Any
+) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2)
+    conv = FusedConv(plain, relu=relu).to("cuda", dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(8, inputs, 57, 43).to("cuda", dtype, memory_format=torch.channels_last)
+    with torch.inference_mode():
+        plain = plain.to("cuda", dtype).double()
+        expected = plain(x.double()).relu() if relu else plain(x.double())
+        ways = conv._kernels(x, None)
+        assert len(ways) == 5
+        for conv.kernel in ways:
+            assert_close(conv(x), expected, dtype)
+        conv.take_faster(x)
+        for given in (x, x.contiguous(), x[:3]):
+            assert_close(conv(given), expected[: len(given)], dtype)
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2), nn.MaxPool2d((3, 1), (1, 2), (1, 0))], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pooling(pool: nn.MaxPool2d, dtype: Any) -> None:
+    fused = FusedPool(pool)
+    x = torch.randn(8, 45, 57, 43).to("cuda", dtype, memory_format=torch.channels_last)
+    with torch.inference_mode():
+        expected = pool(x)
+        assert fused._by_hand(x)
+        assert torch.equal(fused._pooled(x), expected)
+        fused.take_faster(x)
+        fused.own = True
+        assert torch.equal(fused(x.contiguous()), expected)
 
 
 def test_what_is_left_in_memory_does_not_matter() -> None:

@@ -149,6 +149,52 @@ def test_relu_keeps_what_is_not_a_number() -> None:
     assert finish_(x, b, None, True).isnan().all()
 
 
+@inside
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "window", "stride", "padding"),
+    [
+        (3, 20, (7, 7), (2, 2), (3, 3)),
+        (1, 8, (3, 3), (1, 1), (1, 1)),
+        (3, 70, (4, 4), (4, 4), (0, 0)),
+        (7, 16, (1, 5), (2, 1), (0, 4)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_of_few_channels_is_that_of_torch(
+    inputs: int, outputs: int, window: Any, stride: Any, padding: Any, relu: bool
+) -> None:
+    from asfp.triton_stem import STEM_TILES, arranged, stem
+
+    torch.manual_seed(0)
+    x = torch.randn(2, inputs, 11, 13, device=device()).half().to(memory_format=torch.channels_last)
+    w = (torch.randn(outputs, inputs, *window, device=device()) / 8).half()
+    b = torch.randn(outputs, device=device()).half()
+    exact = torch.nn.functional.conv2d(x.double(), w.double(), b.double(), stride, padding)
+    exact = exact.relu() if relu else exact
+    for tile in STEM_TILES[:1] if INTERPRETED else STEM_TILES:
+        found = stem(x, w, arranged(w), b, stride, padding, relu, tile)
+        assert found.shape == exact.shape
+        assert relative(found, exact) < 1e-3
+
+
+@inside
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [((3, 3), (2, 2), (1, 1)), ((2, 2), (2, 2), (0, 0)), ((3, 2), (1, 3), (1, 0))],
+    ids=str,
+)
+def test_pooling_is_that_of_torch(window: Any, stride: Any, padding: Any) -> None:
+    from asfp.triton_stem import max_pool
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 11, 13, device=device()).half().to(memory_format=torch.channels_last)
+    x[0, 1, 4, 4] = torch.nan
+    expected = torch.nn.functional.max_pool2d(x, window, stride, padding)
+    assert expected.isnan().any()
+    assert torch.equal(max_pool(x, window, stride, padding).nan_to_num(99.0), expected.nan_to_num(99.0))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 def test_in_the_interpreter() -> None:
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
@@ -162,4 +208,4 @@ def test_in_the_interpreter() -> None:
         cwd=Path(__file__).parents[1],
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "27 passed, 1 skipped" in done.stdout
+    assert "38 passed, 1 skipped" in done.stdout

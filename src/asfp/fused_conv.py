@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +23,9 @@ FEW = 8
 
 WIDTHS = {torch.float16: 8, torch.bfloat16: 8}
 """To how many channels those are filled up on a GPU, by type: tensor cores load 16 bytes at once."""
+
+LONGEST = 64
+"""Their window's rows may have this many numbers for a kernel of our own."""
 
 SAME = 0.05
 """Fused and separate results may differ by this share of the range: more than rounding, less than a mistake."""
@@ -67,7 +71,7 @@ class FusedConv(nn.Module):
         self.width: int | None = None
         """How many channels to fill the input up to; None for what WIDTHS says."""
         self.kernel: object = None
-        """None for cuDNN's; for a 1x1 convolution also MATMUL, or the tile of a Triton kernel."""
+        """None for cuDNN's; MATMUL, for a 1x1 convolution; or the tile of a kernel of our own."""
         self.fell_back = ""
         self._checked = False
         self._one_pass = True
@@ -78,8 +82,8 @@ class FusedConv(nn.Module):
         if not self._by_hand(x, z):
             return self._separately(x, self.weight, z)
         alike = z is None or z.shape == self._shape(x)
-        if self.kernel is not None and alike and self._is_product(x, z):
-            return self._product(x, z)
+        if self.kernel is not None and alike and self._has_own(x, z):
+            return self._own(x, z)
         wide, weight = self._filled_up(x)
         if not self.relu or self.fell_back or not alike:
             return self._in_two(wide, weight, z) if alike else self._separately(wide, weight, z)
@@ -101,7 +105,8 @@ class FusedConv(nn.Module):
         """On a GPU: time all ways to compute it on this input, and do it the fastest way from now on.
 
         By cuDNN's fused kernel; by a convolution and one pass behind it; with few input channels filled up to 4 or 8;
-        1x1 convolutions as a product of matrices, by cuBLAS or Triton. Ways that give another result are left out.
+        1x1 convolutions as a product of matrices, by cuBLAS or Triton; those of few channels by Triton. Ways that give
+        another result are left out.
         """
         if not self._by_hand(x, z):
             return
@@ -121,10 +126,10 @@ class FusedConv(nn.Module):
                         break
             refused = refused if refused != SLOWER else ""
             expected = self._separately(x, self.weight, z)
-            for kernel in self._products(x, z):
+            for kernel in self._kernels(x, z):
                 self.kernel = kernel
                 with suppress(Exception):  # compilers fail in many ways, and there are others to take
-                    if _same(self._product(x, z), expected):
+                    if _same(self._own(x, z), expected):
                         times[refused, count, kernel] = _time(lambda: self.forward(x, z))
         self.fell_back, self.width, self.kernel = min(times, key=lambda way: times[way])
 
@@ -132,12 +137,7 @@ class FusedConv(nn.Module):
         """Whether cuDNN can be called by hand: plain tensors on a GPU, nothing that traces, casts or differentiates."""
         given = [t for t in (x, self.weight, self.bias, z) if t is not None]
         return (
-            x.is_cuda
-            and x.ndim == 4
-            and x.numel() > 0
-            and x.dtype in DTYPES
-            and not torch.compiler.is_compiling()
-            and not torch._C._is_tracing()
+            _is_plain(x)
             and not torch.is_autocast_enabled("cuda")
             and all(type(t) in (Tensor, nn.Parameter) and t.dtype == x.dtype and t.device == x.device for t in given)
             and not (torch.is_grad_enabled() and any(t.requires_grad for t in given))
@@ -186,34 +186,49 @@ class FusedConv(nn.Module):
                 self._one_pass = False
         return self._separately(x, weight, z)
 
-    def _is_product(self, x: Tensor, z: Tensor | None) -> bool:
-        """Whether this is one product of matrices, pixels x inputs and inputs x outputs, and its kernel is for it."""
-        plain = self.weight.shape[2:] == (1, 1) and set(self.stride) == {1} and not any(self.padding)
-        return (
-            plain
-            and self.groups == 1
-            and self.border is None
-            and self.bias is not None
-            and x.dtype in WIDTHS
-            and x.stride(1) == 1
-            and x.is_contiguous(memory_format=torch.channels_last)
-            and x.numel() // x.shape[1] * max(self.weight.shape[:2]) < 2**31  # the kernels count in 32 bits
-            and not (self.kernel == MATMUL and (z is not None or not self.relu))
-        )
+    def _has_own(self, x: Tensor, z: Tensor | None) -> bool:
+        """Whether there are kernels of our own for it, and the one that was chosen can do it."""
+        plain = self.groups == 1 and self.border is None and self.bias is not None and x.dtype in WIDTHS
+        if (
+            not plain
+            or x.shape[1] != self.weight.shape[1]
+            or x.stride(1) != 1
+            or not x.is_contiguous(memory_format=torch.channels_last)
+        ):
+            return False
+        out = self._shape(x)
+        if max(x.numel(), out[0] * out[1] * out[2] * out[3]) >= 2**31:  # the kernels count in 32 bits
+            return False
+        if self._is_stem():
+            return z is None
+        return self._is_product() and not (self.kernel == MATMUL and (z is not None or not self.relu))
 
-    def _products(self, x: Tensor, z: Tensor | None) -> list[object]:
-        """The ways to compute it as such a product."""
-        if not self._is_product(x, z):
+    def _is_product(self) -> bool:
+        """Whether this is one product of matrices, pixels x inputs and inputs x outputs."""
+        return self.weight.shape[2:] == (1, 1) and set(self.stride) == {1} and not any(self.padding)
+
+    def _is_stem(self) -> bool:
+        """Whether the rows of its window are short."""
+        count, _, along = self.weight.shape[1:]
+        return count < FEW and along > 1 and count * along <= LONGEST and set(self.dilation) == {1}
+
+    def _kernels(self, x: Tensor, z: Tensor | None) -> list[object]:
+        """Our own ways to compute it."""
+        if not self._has_own(x, z):
             return []
+        if self._is_stem():
+            return list(_tiles("asfp.triton_stem", "STEM_TILES"))
         matmul: list[object] = [MATMUL] if z is None and self.relu and hasattr(torch, "_addmm_activation") else []
-        if not _has_triton():
-            return matmul
-        from asfp.triton_pointwise import TILES
+        return [*matmul, *_tiles("asfp.triton_pointwise", "TILES")]
 
-        return [*matmul, *TILES]
-
-    def _product(self, x: Tensor, z: Tensor | None) -> Tensor:
+    def _own(self, x: Tensor, z: Tensor | None) -> Tensor:
         assert self.bias is not None
+        tile: Any = self.kernel
+        if self._is_stem():
+            from asfp.triton_stem import arranged, stem
+
+            ready = self._prepared("rows", arranged)
+            return stem(x, self.weight, ready, self.bias, self.stride, self.padding, self.relu, tile)  # type: ignore[arg-type]
         if self.kernel == MATMUL:
             n, inputs, height, width = x.shape
             rows, weight = x.permute(0, 2, 3, 1).reshape(-1, inputs), self.weight.flatten(1)
@@ -221,7 +236,6 @@ class FusedConv(nn.Module):
             return y.view(n, height, width, -1).permute(0, 3, 1, 2)
         from asfp.triton_pointwise import pointwise
 
-        tile: Any = self.kernel
         return pointwise(x, self.weight, self.bias, z, self.relu, tile)
 
     def _filled_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,13 +245,18 @@ class FusedConv(nn.Module):
         more = width - count
         if more <= 0 or count >= FEW or self.groups != 1 or x.shape[1] != count:
             return x, self.weight
-        key = more, *_identity(self.weight)
+        layout = _layout(self.weight)
+        kept = self._prepared(more, lambda w: F.pad(w, (0, 0, 0, 0, 0, more)).contiguous(memory_format=layout))
+        return F.pad(x, (0, 0, 0, 0, 0, more)), kept
+
+    def _prepared(self, way: object, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is made of the weight for this way, kept for the next time."""
+        key = way, *_identity(self.weight)
         if self._weight[0] != key or self.weight.is_inference():
-            wide = F.pad(self.weight.detach(), (0, 0, 0, 0, 0, more))
-            self._weight = key, wide.contiguous(memory_format=_layout(self.weight))
+            self._weight = key, prepare(self.weight.detach())
         kept = self._weight[1]
         assert kept is not None
-        return F.pad(x, (0, 0, 0, 0, 0, more)), kept
+        return kept
 
     def _corrections(self, border: BorderBias, x: Tensor, weight: Tensor) -> Tensor:
         """What the border correction adds, for the whole batch, as a residual; kept for the next time."""
@@ -266,11 +285,90 @@ class FusedConv(nn.Module):
         return f"{count * self.groups}, {out}, {form}{fallen}"
 
 
+class FusedPool(nn.Module):
+    """max_pool2d(x), by a kernel that does not write the places of the maxima, where `take_faster` found it faster.
+
+    >>> x = torch.randn(1, 3, 8, 8)
+    >>> torch.equal(FusedPool(nn.MaxPool2d(2))(x), nn.MaxPool2d(2)(x))
+    True
+    """
+
+    traced_whole = True
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        assert fits_pool(pool)
+        self.window, self.stride, self.padding = _pair(pool.kernel_size), _pair(pool.stride), _pair(pool.padding)
+        self.own = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.own and self._by_hand(x):
+            return self._pooled(x)
+        return F.max_pool2d(x, self.window, self.stride, self.padding)
+
+    def take_faster(self, x: Tensor) -> None:
+        """On a GPU: compare and time both ways on this input, and take the faster from now on."""
+        self.own = False
+        if not self._by_hand(x):
+            return
+        with suppress(Exception), torch.cuda.device(x.device):  # as for convolutions
+            if torch.equal(self._pooled(x), self.forward(x)):
+                self.own = _time(lambda: self._pooled(x)) < _time(lambda: self.forward(x))
+
+    def _by_hand(self, x: Tensor) -> bool:
+        return (
+            _has_triton()
+            and _is_plain(x)
+            and x.stride(1) == 1
+            and x.is_contiguous(memory_format=torch.channels_last)
+            and 4 * x.numel() < 2**31 - 1024  # the kernel counts in 32 bits; padding at most doubles height and width
+            and min(n + 2 * p - k for n, p, k in zip(x.shape[2:], self.padding, self.window, strict=True)) >= 0
+            and not (torch.is_grad_enabled() and x.requires_grad)
+        )
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        from asfp.triton_stem import max_pool
+
+        return max_pool(x, self.window, self.stride, self.padding)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "own": False}  # another machine tries again
+
+    def extra_repr(self) -> str:
+        return f"{self.window}, stride={self.stride}, padding={self.padding}" + ", own kernel" * self.own
+
+
+def fits_pool(pool: nn.MaxPool2d) -> bool:
+    """Whether there is a `FusedPool` of it: windows without gaps, none that hangs over, no places asked for.
+
+    >>> fits_pool(nn.MaxPool2d(3, 2, 1)), fits_pool(nn.MaxPool2d(3, ceil_mode=True))
+    (True, False)
+    """
+    return _pair(pool.dilation) == (1, 1) and not pool.ceil_mode and not pool.return_indices
+
+
 def cudnn(x: Tensor, weight: Tensor, z: Tensor | None, bias: Tensor | None, *geometry: Any) -> Tensor:
     """relu(conv(x, w) + z + b) by one kernel; cuDNN takes z for what has the result's shape, without a check."""
     if z is None:
         return torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *geometry)
     return torch.ops.aten.cudnn_convolution_add_relu(x, weight, z, 1.0, bias, *geometry)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether kernels can be called by hand on it: a batch of images on a GPU, and nothing that traces."""
+    return (
+        x.is_cuda
+        and x.ndim == 4
+        and x.numel() > 0
+        and x.dtype in DTYPES
+        and type(x) in (Tensor, nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+    )
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
@@ -280,6 +378,11 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def _tiles(module: str, name: str) -> tuple[object, ...]:
+    """The tiles of a module's kernels, where there is Triton."""
+    return getattr(import_module(module), name) if _has_triton() else ()
 
 
 def _identity(x: Tensor) -> tuple[object, ...]:

@@ -12,14 +12,14 @@ from torch import Tensor, fx, nn
 
 from asfp.compaction.layers import BorderBias
 from asfp.folding import fold_batch_norms
-from asfp.fused_conv import FEW, FusedConv
+from asfp.fused_conv import FEW, FusedConv, FusedPool, fits_pool
 from asfp.trace import Example, as_arguments, writes_in_place
 
-__all__ = ["FusedConv", "fell_back", "fuse", "take_faster"]
+__all__ = ["FusedConv", "FusedPool", "fell_back", "fuse", "take_faster"]
 
 _RELUS = (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
-_FRESH = (FusedConv, nn.Conv2d, nn.MaxPool2d)
+_FRESH = (FusedConv, FusedPool, nn.Conv2d, nn.MaxPool2d)
 """Modules whose result shares no memory with anything."""
 
 
@@ -44,6 +44,9 @@ def fuse(model: nn.Module, example_inputs: Example) -> nn.Module:
         conv = editor.convolution(node)
         if conv is not None and conv.in_channels < FEW and conv.groups == 1:
             editor.replace(node, FusedConv(conv, relu=False), node.args)
+        pool = editor.module(node)
+        if type(pool) is nn.MaxPool2d and len(node.args) == 1 and not node.kwargs and fits_pool(pool):
+            editor.replace(node, FusedPool(pool), node.args)
     folded.delete_all_unused_submodules()
     folded.graph.lint()
     folded.recompile()
@@ -51,17 +54,17 @@ def fuse(model: nn.Module, example_inputs: Example) -> nn.Module:
 
 
 def take_faster(fused: nn.Module, example_inputs: Example) -> None:
-    """On a GPU: each `FusedConv` is timed on what it reads, and left to separate kernels where these are faster.
+    """On a GPU: each `FusedConv` and `FusedPool` is timed on what it reads in all its ways, and takes the fastest.
 
     >>> take_faster(fuse(nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 8, 8)), torch.zeros(1, 3, 8, 8))  # nothing on a CPU
     """
     args, kwargs = as_arguments(example_inputs)
 
     def first(module: nn.Module, given: Any) -> None:
-        assert isinstance(module, FusedConv)
+        assert isinstance(module, FusedConv | FusedPool)
         module.take_faster(*given)
 
-    hooks = [m.register_forward_pre_hook(first) for m in fused.modules() if isinstance(m, FusedConv)]
+    hooks = [m.register_forward_pre_hook(first) for m in fused.modules() if isinstance(m, FusedConv | FusedPool)]
     try:
         with torch.inference_mode():
             fused(*args, **kwargs)
@@ -157,8 +160,8 @@ class _Editor:
         seen = all(order[n] < order[reader] and isinstance(self.module(n), _FRESH) for n in others)
         return isinstance(self.module(value), _FRESH) and seen
 
-    def replace(self, node: fx.Node, module: FusedConv, args: Any, *before: fx.Node) -> None:
-        """Call the module instead of the node and of those before it, by the name of the first, a convolution."""
+    def replace(self, node: fx.Node, module: FusedConv | FusedPool, args: Any, *before: fx.Node) -> None:
+        """Call the module instead of the node and of those before it, by the name of the first."""
         conv = str((*before, node)[0].target)
         name = conv
         if self.calls[conv] > 1:  # others still call it

@@ -83,7 +83,7 @@ def pointwise(x: Tensor, w: Tensor, b: Tensor, z: Tensor | None, relu: bool, til
     y = torch.empty((n, outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, columns, depth, warps, stages = tile
     w, b = w.reshape(outputs, inputs).contiguous(), b.contiguous()
-    with _on(x):
+    with on_device_of(x):
         _pointwise[(triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)](
             *(x, w, b, x if z is None else z, y, pixels, inputs, outputs),
             residual=z is not None, relu=relu, whole=inputs % depth == 0,
@@ -97,7 +97,7 @@ def finish_(y: Tensor, b: Tensor | None, z: Tensor | None, relu: bool) -> Tensor
     assert y.is_contiguous(memory_format=torch.channels_last)
     z = None if z is None else z.contiguous(memory_format=torch.channels_last)
     block = 1024
-    with _on(y):
+    with on_device_of(y):
         _finish[(triton.cdiv(y.numel(), block),)](
             *(y, y if b is None else b.contiguous(), y if z is None else z, y.numel(), y.shape[1]),
             biased=b is not None, residual=z is not None, relu=relu, block=block, num_warps=4,
@@ -105,6 +105,6 @@ def finish_(y: Tensor, b: Tensor | None, z: Tensor | None, relu: bool) -> Tensor
     return y
 
 
-def _on(x: Tensor) -> AbstractContextManager[object]:
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Kernels are launched on the current device, which need not be the tensor's."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
