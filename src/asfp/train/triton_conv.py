@@ -15,7 +15,7 @@ from torch import Tensor
 CONV = {16: ("taps", 256, 4), 32: ("taps", 64, 4), 64: ("taps", 64, 4)}
 """Channels (the wider of input and output) -> pixels of a tile, and warps that compute it."""
 
-WEIGHT = {16: ("taps", 64, 1, 512), 32: ("taps", 64, 4, 512), 64: ("taps", 64, 4, 256)}
+WEIGHT = {16: ("rows3", 64, 4, 512), 32: ("rows3", 64, 8, 256), 64: ("taps", 64, 4, 256)}
 """The same for a weight's gradient, and the pixels whose share of it one program adds up."""
 
 
