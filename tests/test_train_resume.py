@@ -145,6 +145,41 @@ def test_within_an_epoch_and_from_a_torn_file(monkeypatch: pytest.MonkeyPatch, t
     assert_same(tmp_path / "whole", config.folder)
 
 
+def elsewhere(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """As if this were another machine."""
+    from asfp.train import record
+
+    real = record.hardware
+    monkeypatch.setattr(record, "hardware", lambda parts: real(parts) | {"device": device})
+
+
+def test_the_record_says_where_each_part_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path, epochs=3, engine=SETTINGS["engine"] | {"checkpoint_steps": 0})
+    elsewhere(monkeypatch, "the first")
+    cut_off_after(monkeypatch, config, saves=1)
+    elsewhere(monkeypatch, "the second")
+    cut_off_after(monkeypatch, config, saves=2)
+    elsewhere(monkeypatch, "the third")
+    record = train(config)
+    assert record["hardware"]["device"] == "the second"  # which trained the last epoch
+    before = [(place["from_epoch"], place["hardware"]["device"]) for place in record["trained_before_on"]]
+    assert before == [(1, "the first")]
+    assert record["finished_on"]["hardware"]["device"] == "the third"
+    assert record["finished_on"]["versions"] == record["versions"]
+
+
+def test_a_checkpoint_that_does_not_say_where_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path, epochs=2, engine=SETTINGS["engine"] | {"checkpoint_steps": 0})
+    cut_off_after(monkeypatch, config, saves=2)
+    state = read_newest(tmp_path)
+    assert state is not None
+    del state["progress"]["places"]
+    write_state(tmp_path, state)
+    record = train(config)
+    assert record["hardware"] == {"device": "not recorded"}
+    assert "CPU" in record["finished_on"]["hardware"]["device"]
+
+
 def test_a_rate_that_rises_step_by_step_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rates: list[float] = []
 

@@ -115,24 +115,36 @@ def test_a_network_has_the_gradients_that_it_had(compiled: bool, monkeypatch: py
 
 @inside
 @pytest.mark.parametrize(
-    "shape", [(2, 16, 24, 3, 5), (1, 64, 64, 4, 4), (2, 40, 20, 5, 3), (1, 128, 70, 1, 1)], ids=str
+    ("shape", "window", "stride", "padding"),
+    [
+        ((2, 16, 24, 3, 5), (1, 1), (1, 1), (0, 0)),
+        ((2, 40, 20, 5, 3), (1, 1), (1, 1), (0, 0)),
+        ((1, 128, 70, 1, 1), (1, 1), (1, 1), (0, 0)),
+        ((2, 40, 20, 5, 4), (1, 1), (2, 2), (0, 0)),
+        ((2, 32, 33, 6, 5), (3, 3), (1, 1), (1, 1)),
+        ((1, 70, 16, 5, 7), (3, 3), (2, 2), (1, 1)),
+        ((1, 16, 16, 6, 6), (1, 5), (1, 2), (0, 3)),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_pointwise_convolution_is_that_of_torch(shape: tuple[int, ...], residual: bool, relu: bool) -> None:
-    from asfp.triton_pointwise import TILES, finish_, pointwise
+def test_a_convolution_with_all_behind_it_is_that_of_torch(
+    shape: tuple[int, ...], window: Any, stride: Any, padding: Any, residual: bool, relu: bool
+) -> None:
+    from asfp.triton_fused import TILES, conv, finish_, tiles_for
 
     n, inputs, outputs, height, width = shape
     torch.manual_seed(0)
     x = torch.randn(n, inputs, height, width, device=device()).half().to(memory_format=torch.channels_last)
-    w = (torch.randn(outputs, inputs, 1, 1, device=device()) / 8).half()
+    w = (torch.randn(outputs, inputs, *window, device=device()) / 8).half()
     b = torch.randn(outputs, device=device()).half()
-    z = torch.randn(n, outputs, height, width, device=device()).half() if residual else None
-    product = torch.nn.functional.conv2d(x.double(), w.double())
+    product = torch.nn.functional.conv2d(x.double(), w.double(), None, stride, padding)
+    z = torch.randn(product.shape, device=device()).half() if residual else None
     exact = product + b.double().view(-1, 1, 1) + (0 if z is None else z.double())
     exact = exact.relu() if relu else exact
-    for tile in TILES[:1] if INTERPRETED else TILES:
-        assert relative(pointwise(x, w, b, z, relu, tile), exact) < 1e-3
+    for tile in tiles_for(inputs, outputs)[:1] if INTERPRETED else TILES:
+        assert relative(conv(x, w, b, z, stride, padding, relu, tile), exact) < 1e-3
     y = product.float().to(memory_format=torch.channels_last)
     done = finish_(y, b.float(), None if z is None else z.float(), relu)
     assert done is y
@@ -141,11 +153,11 @@ def test_a_pointwise_convolution_is_that_of_torch(shape: tuple[int, ...], residu
 
 @inside
 def test_relu_keeps_what_is_not_a_number() -> None:
-    from asfp.triton_pointwise import TILES, finish_, pointwise
+    from asfp.triton_fused import TILES, conv, finish_
 
     x = torch.full((1, 16, 1, 1), torch.nan, device=device()).half()
     w, b = torch.ones(16, 16, 1, 1, device=device()).half(), torch.zeros(16, device=device()).half()
-    assert pointwise(x, w, b, None, True, TILES[0]).isnan().all()
+    assert conv(x, w, b, None, (1, 1), (0, 0), True, TILES[0]).isnan().all()
     assert finish_(x, b, None, True).isnan().all()
 
 
@@ -164,7 +176,7 @@ def test_relu_keeps_what_is_not_a_number() -> None:
 def test_a_convolution_of_few_channels_is_that_of_torch(
     inputs: int, outputs: int, window: Any, stride: Any, padding: Any, relu: bool
 ) -> None:
-    from asfp.triton_stem import STEM_TILES, arranged, stem
+    from asfp.triton_stem import STEM_TILES, arranged, lead_of, stem
 
     torch.manual_seed(0)
     x = torch.randn(2, inputs, 11, 13, device=device()).half().to(memory_format=torch.channels_last)
@@ -172,8 +184,10 @@ def test_a_convolution_of_few_channels_is_that_of_torch(
     b = torch.randn(outputs, device=device()).half()
     exact = torch.nn.functional.conv2d(x.double(), w.double(), b.double(), stride, padding)
     exact = exact.relu() if relu else exact
+    assert lead_of(w, stride[1], padding[1]) == (window == (7, 7))
     for tile in STEM_TILES[:1] if INTERPRETED else STEM_TILES:
-        found = stem(x, w, arranged(w), b, stride, padding, relu, tile)
+        ready = arranged(w, lead_of(w, stride[1], padding[1]))
+        found = stem(x, w, ready, b, stride, padding, relu, tile)
         assert found.shape == exact.shape
         assert relative(found, exact) < 1e-3
 
@@ -208,4 +222,4 @@ def test_in_the_interpreter() -> None:
         cwd=Path(__file__).parents[1],
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "38 passed, 1 skipped" in done.stdout
+    assert "50 passed, 1 skipped" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -105,8 +104,8 @@ class FusedConv(nn.Module):
         """On a GPU: time all ways to compute it on this input, and do it the fastest way from now on.
 
         By cuDNN's fused kernel; by a convolution and one pass behind it; with few input channels filled up to 4 or 8;
-        1x1 convolutions as a product of matrices, by cuBLAS or Triton; those of few channels by Triton. Ways that give
-        another result are left out.
+        by Triton kernels in tiles of several sizes; as a product of matrices by cuBLAS, where it is one. Ways that
+        give another result are left out.
         """
         if not self._by_hand(x, z):
             return
@@ -132,6 +131,17 @@ class FusedConv(nn.Module):
                     if _same(self._own(x, z), expected):
                         times[refused, count, kernel] = _time(lambda: self.forward(x, z))
         self.fell_back, self.width, self.kernel = min(times, key=lambda way: times[way])
+
+    def form(self, *given: Tensor | None) -> tuple[object, ...]:
+        """What its time depends on: convolutions of the same form are best computed in the same way."""
+        tensors = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in (*given, self.weight)]
+        geometry = self.stride, self.padding, self.dilation, self.groups, self.relu
+        return *tensors, *geometry, self.bias is None, None if self.border is None else id(self)
+
+    def take_from(self, other: FusedConv) -> None:
+        """Compute it in the way of another one, of the same form."""
+        self.fell_back, self.width, self.kernel = other.fell_back, other.width, other.kernel
+        self._checked = False
 
     def _by_hand(self, x: Tensor, z: Tensor | None) -> bool:
         """Whether cuDNN can be called by hand: plain tensors on a GPU, nothing that traces, casts or differentiates."""
@@ -177,7 +187,7 @@ class FusedConv(nn.Module):
         y = y if self.border is None else self.border(y, x)
         if y.is_contiguous(memory_format=torch.channels_last) and y.stride(1) == 1:
             try:
-                from asfp.triton_pointwise import finish_
+                from asfp.triton_fused import finish_
 
                 return finish_(y, self.bias, z, self.relu)
             except torch.OutOfMemoryError:
@@ -201,11 +211,11 @@ class FusedConv(nn.Module):
             return False
         if self._is_stem():
             return z is None
-        return self._is_product() and not (self.kernel == MATMUL and (z is not None or not self.relu))
+        return set(self.dilation) == {1} and (self.kernel != MATMUL or (z is None and self._is_product()))
 
     def _is_product(self) -> bool:
-        """Whether this is one product of matrices, pixels x inputs and inputs x outputs."""
-        return self.weight.shape[2:] == (1, 1) and set(self.stride) == {1} and not any(self.padding)
+        """Whether cuBLAS computes it: a product of matrices, pixels x inputs and inputs x outputs, and ReLU."""
+        return self.weight.shape[2:] == (1, 1) and set(self.stride) == {1} and not any(self.padding) and self.relu
 
     def _is_stem(self) -> bool:
         """Whether the rows of its window are short."""
@@ -216,27 +226,34 @@ class FusedConv(nn.Module):
         """Our own ways to compute it."""
         if not self._has_own(x, z):
             return []
-        if self._is_stem():
-            return list(_tiles("asfp.triton_stem", "STEM_TILES"))
-        matmul: list[object] = [MATMUL] if z is None and self.relu and hasattr(torch, "_addmm_activation") else []
-        return [*matmul, *_tiles("asfp.triton_pointwise", "TILES")]
+        multiplies = z is None and self._is_product() and hasattr(torch, "_addmm_activation")
+        matmul: list[object] = [MATMUL] if multiplies else []
+        if not _has_triton():
+            return matmul
+        from asfp.triton_fused import tiles_for
+        from asfp.triton_stem import STEM_TILES
+
+        outputs, inputs, *window = self.weight.shape
+        return [*matmul, *(STEM_TILES if self._is_stem() else tiles_for(inputs, outputs, window[0] * window[1]))]
 
     def _own(self, x: Tensor, z: Tensor | None) -> Tensor:
         assert self.bias is not None
         tile: Any = self.kernel
+        how: Any = self.stride, self.padding, self.relu, tile
         if self._is_stem():
-            from asfp.triton_stem import arranged, stem
+            from asfp.triton_stem import arranged, lead_of, stem
 
-            ready = self._prepared("rows", arranged)
-            return stem(x, self.weight, ready, self.bias, self.stride, self.padding, self.relu, tile)  # type: ignore[arg-type]
+            lead = lead_of(self.weight, self.stride[1], how[1][1])
+            ready = self._prepared(("rows", lead), lambda weight: arranged(weight, lead))
+            return stem(x, self.weight, ready, self.bias, *how)
         if self.kernel == MATMUL:
             n, inputs, height, width = x.shape
             rows, weight = x.permute(0, 2, 3, 1).reshape(-1, inputs), self.weight.flatten(1)
             y = torch._addmm_activation(self.bias, rows, weight.t())
             return y.view(n, height, width, -1).permute(0, 3, 1, 2)
-        from asfp.triton_pointwise import pointwise
+        from asfp.triton_fused import conv
 
-        return pointwise(x, self.weight, self.bias, z, self.relu, tile)
+        return conv(x, self.weight, self.bias, z, *how)
 
     def _filled_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight with channels of zeros where there are few; the weight is kept for the next time."""
@@ -378,11 +395,6 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
-
-
-def _tiles(module: str, name: str) -> tuple[object, ...]:
-    """The tiles of a module's kernels, where there is Triton."""
-    return getattr(import_module(module), name) if _has_triton() else ()
 
 
 def _identity(x: Tensor) -> tuple[object, ...]:

@@ -12,12 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asfp.triton_pointwise import on_device_of
+from asfp.triton_fused import on_device_of, sizes
 
-StemTile = tuple[int, int, int]
-"""Pixels and outputs of a tile, and warps."""
+StemTile = tuple[int, int, int, int]
+"""Pixels and outputs of a tile, warps, and stages of loading ahead."""
 
-STEM_TILES: tuple[StemTile, ...] = ((64, 64, 4), (128, 64, 4), (128, 64, 8), (256, 64, 8), (128, 32, 4))
+STEM_TILES: tuple[StemTile, ...] = (
+    (64, 32, 4, 3),
+    (128, 32, 4, 2),
+    (64, 64, 4, 1),
+    (64, 64, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 2),
+)
 
 
 @triton.jit
@@ -38,7 +45,7 @@ def _stem(
     inside = (at >= 0) & (at < width * channels) & (j < across)[None, :] & (p < pixels)[:, None]
     first = (image * height + row) * (width * channels)
     total = tl.zeros((rows, columns), tl.float32)
-    for r in tl.static_range(taps):
+    for r in range(taps):
         here = inside & ((row + r >= 0) & (row + r < height))[:, None]
         taken = tl.load(x + (first + r * (width * channels))[:, None] + at, mask=here, other=0.0)
         weight = tl.load(w + (r * span + j)[:, None] * outputs + o[None, :], mask=(o < outputs)[None, :], other=0.0)
@@ -73,11 +80,24 @@ def _pool(
     tl.store(y + at, best, mask=at < size)
 
 
-def arranged(w: Tensor) -> Tensor:
+def lead_of(w: Tensor, stride: int, padding: int) -> int:
+    """Pixels to read before the window, times zero, so that its rows begin at even places and are read in pairs.
+
+    >>> lead_of(torch.zeros(64, 3, 7, 7), stride=2, padding=3), lead_of(torch.zeros(64, 3, 3, 3), stride=1, padding=1)
+    (1, 0)
+    """
+    _, channels, _, along = w.shape
+    odd = stride * channels % 2 == 0 and padding * channels % 2 == 1
+    return int(odd and _span((along + 1) * channels) == _span(along * channels))
+
+
+def arranged(w: Tensor, lead: int = 0) -> Tensor:
     """A weight as the kernel reads it: row of the window, place along it (filled up with zeros), output."""
-    outputs, channels, taps, across = w.shape
-    flat = w.detach().permute(2, 3, 1, 0).reshape(taps, across * channels, outputs)
-    return torch.nn.functional.pad(flat, (0, 0, 0, _span(across * channels) - across * channels)).contiguous()
+    outputs, channels, taps, along = w.shape
+    flat = w.detach().permute(2, 3, 1, 0).reshape(taps, along * channels, outputs)
+    before = lead * channels
+    after = _span((along + lead) * channels) - before - along * channels
+    return torch.nn.functional.pad(flat, (0, 0, before, after)).contiguous()
 
 
 def stem(
@@ -90,7 +110,10 @@ def stem(
     relu: bool,
     tile: StemTile,
 ) -> Tensor:
-    """relu(conv2d(x, w) + b), of 16-bit numbers, summed in float32; `ready` is the weight as `arranged`."""
+    """relu(conv2d(x, w, b)), of 16-bit numbers, summed in float32; `ready` is `arranged(w, lead_of(w, ...))`.
+
+    With a lead, what is not finite in x spreads one pixel further than torch lets it.
+    """
     x = x.contiguous(memory_format=torch.channels_last)
     n, channels, height, width = x.shape
     outputs, _, taps, along = w.shape
@@ -99,13 +122,14 @@ def stem(
     assert max(x.numel(), pixels * outputs) < 2**31  # counted in 32 bits
     shape = (n, outputs, tall, wide)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    rows, columns, warps = tile
+    rows, columns, warps, stages = tile
+    lead = lead_of(w, stride[1], padding[1])
     with on_device_of(x):
         _stem[(triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)](
             *(x, ready, b.contiguous(), y, pixels, height, width, tall, wide, outputs),
-            channels=channels, taps=taps, across=along * channels, span=ready.shape[1],
-            stride_y=stride[0], stride_x=stride[1], pad_y=padding[0], pad_x=padding[1],
-            relu=relu, rows=rows, columns=columns, num_warps=warps,
+            channels=channels, taps=taps, across=(along + lead) * channels, span=ready.shape[1],
+            stride_y=stride[0], stride_x=stride[1], pad_y=padding[0], pad_x=padding[1] + lead,
+            relu=relu, rows=rows, columns=columns, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return y
 
@@ -125,18 +149,6 @@ def max_pool(x: Tensor, window: tuple[int, int], stride: tuple[int, int], paddin
             pad_y=padding[0], pad_x=padding[1], block=block, num_warps=4,
         )  # fmt: skip
     return y
-
-
-def sizes(
-    given: tuple[int, int], window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> tuple[int, int]:
-    """Height and width of what a window makes of these, without dilation.
-
-    >>> sizes((224, 224), (7, 7), (2, 2), (3, 3))
-    (112, 112)
-    """
-    tall, wide = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(given, window, stride, padding, strict=True))
-    return tall, wide
 
 
 def _span(across: int) -> int:

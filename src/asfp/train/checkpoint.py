@@ -19,6 +19,9 @@ from asfp.train.identity import comparable
 from asfp.weights import CHECKPOINT, checkpoint_payload
 
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+UNKNOWN = {"from_epoch": 1, "commit": "", "versions": {}, "hardware": {"device": "not recorded"}}
+"""Where a run was trained whose checkpoint is from before this was kept."""
+
 _KEYS = {"config", "progress", "model", "optimizer", "pruner", "rng", "rng_device"}
 _whole: dict[Path, tuple[int, int, int]] = {}  # files that were seen whole, and what they were like then
 
@@ -28,6 +31,7 @@ class Progress:
     """How far a run is: `epoch` epochs are complete, and `step` steps of the next, with their losses.
 
     `losses` are this process's; `seen` tells, for all processes alike, which steps had an image to train on.
+    `places` says from which epoch on it was trained with what, and where.
     """
 
     epoch: int = 0
@@ -35,6 +39,20 @@ class Progress:
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))
     history: list[dict[str, Any]] = field(default_factory=list)
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    places: list[dict[str, Any]] = field(default_factory=list)
+
+    def trains_at(self, place: dict[str, Any]) -> None:
+        """The epochs from here on are trained there.
+
+        >>> run = Progress()
+        >>> for run.epoch, device in ((0, "one GPU"), (3, "one GPU"), (5, "a CPU")):
+        ...     run.trains_at({"hardware": {"device": device}})
+        >>> [(place["from_epoch"], place["hardware"]["device"]) for place in run.places]
+        [(1, 'one GPU'), (6, 'a CPU')]
+        """
+        last = {k: v for k, v in self.places[-1].items() if k != "from_epoch"} if self.places else None
+        if last != place:
+            self.places.append({"from_epoch": self.epoch + 1, **place})
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}" + (f" and {self.step} steps" if self.step else "")
@@ -79,6 +97,7 @@ def save_checkpoint(
             "losses": ranks["losses"][0],
             "history": progress.history,
             "seen": progress.seen[: progress.step].clone(),
+            "places": progress.places,
         },
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict()["state"],
@@ -150,7 +169,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progr
     ranks = state.get("ranks", {"losses": [state["progress"]["losses"]], "rng": [state["rng"]]})
     ranks = {"rng_device": [state["rng_device"]]} | ranks
     _set_random(parts.fabric, ranks)
-    return Progress(**state["progress"] | {"losses": _own_losses(parts.fabric, ranks["losses"])})
+    kept = {"places": [UNKNOWN], **state["progress"]}
+    return Progress(**kept | {"losses": _own_losses(parts.fabric, ranks["losses"])})
 
 
 def _set_random(fabric: Any, ranks: dict[str, list[Tensor]]) -> None:

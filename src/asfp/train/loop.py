@@ -24,7 +24,7 @@ from asfp.train.identity import comparable, settings
 from asfp.train.journal import Journal
 from asfp.train.norms import filter_norms, returned
 from asfp.train.processes import any_image, asked_to_stop, share_buffers, take_step, total_losses
-from asfp.train.record import RECORD, finish
+from asfp.train.record import RECORD, finish, place_of
 from asfp.train.stopping import stop_signals
 
 CHECK_EVERY = 200  # steps between two looks at the losses, each of which waits for the device
@@ -81,6 +81,8 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
         _restart(parts, 0)
     if parts.regrowth is not None:
         parts.regrowth.resume(progress.epoch)
+    if progress.epoch < config.epochs:
+        progress.trains_at(place_of(parts))
     try:
         with stop_signals() as stop:
             for epoch in range(progress.epoch + 1, config.epochs + 1):
@@ -92,7 +94,7 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
                 if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or asked:
                     _save(config, parts, progress)
                 _leave(config, parts, progress, asked)
-        record = finish(config, parts, progress.history)
+        record = finish(config, parts, progress)
     finally:
         journal.close()
     return record

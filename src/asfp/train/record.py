@@ -21,6 +21,7 @@ from asfp.artifact import save
 from asfp.compaction import CompactModule, compact, verify
 from asfp.errors import VerificationError
 from asfp.train.assemble import Parts
+from asfp.train.checkpoint import Progress
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import full_float32, predict, total
 from asfp.train.files import write_whole
@@ -31,11 +32,12 @@ RECORD = "record.json"
 FORMAT = 1
 
 
-def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> dict[str, Any]:
+def finish(config: TrainConfig, parts: Parts, progress: Progress) -> dict[str, Any]:
     """Compact the trained model, check that it gets every test image as the masked one does, write model and record.
 
     The weights are written first: they are there whatever becomes of the rest.
     """
+    history = progress.history
     model = copy.deepcopy(parts.model).cpu().float().eval()
     if parts.fabric.is_global_zero:
         save_weights(model, config.folder / "model.pt")
@@ -75,9 +77,7 @@ def finish(config: TrainConfig, parts: Parts, history: list[dict[str, Any]]) -> 
         },
         "weights": {key: digest(path) for key, path in started_from(config).items() if path},
         "seconds": seconds(history),
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(parts),
+        **whereabouts(progress.places, place_of(parts)),
         "epochs": columns(history),
     }
     if parts.fabric.is_global_zero:
@@ -163,6 +163,26 @@ def columns(history: list[dict[str, Any]]) -> dict[str, list[float]]:
     """
     result = {k: [round(row[k], 5) for row in history] for k in history[0] if k not in ("epoch", "seconds")}
     return result | {"train_seconds": [round(row["seconds"]["train"], 3) for row in history]}
+
+
+def place_of(parts: Parts) -> dict[str, Any]:
+    """What this process trains with, and on what."""
+    return {"commit": commit(), "versions": versions(), "hardware": hardware(parts)}
+
+
+def whereabouts(places: list[dict[str, Any]], here: dict[str, Any]) -> dict[str, Any]:
+    """Where the last epochs were trained; where those before them were and where the run was finished, if elsewhere.
+
+    >>> gpu, cpu = {"hardware": "a GPU"}, {"hardware": "a CPU"}
+    >>> whereabouts([{"from_epoch": 1, **gpu}], cpu)
+    {'hardware': 'a GPU', 'finished_on': {'hardware': 'a CPU'}}
+    >>> whereabouts([{"from_epoch": 1, **gpu}, {"from_epoch": 5, **cpu}], cpu)
+    {'hardware': 'a CPU', 'trained_before_on': [{'from_epoch': 1, 'hardware': 'a GPU'}]}
+    """
+    *before, last = places
+    last = {key: value for key, value in last.items() if key != "from_epoch"}
+    result = last | ({"trained_before_on": before} if before else {})
+    return result | ({"finished_on": here} if here != last else {})
 
 
 def versions() -> dict[str, str]:

@@ -12,11 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CONV = {16: ("taps", 256, 4), 32: ("taps", 64, 4), 64: ("taps", 64, 4)}
+CONV = {16: (256, 4), 32: (64, 4), 64: (64, 4)}
 """Channels (the wider of input and output) -> pixels of a tile, and warps that compute it."""
 
-WEIGHT = {16: ("rows3", 64, 4, 512), 32: ("rows3", 64, 8, 256), 64: ("taps", 64, 4, 256)}
+WEIGHT = {16: (64, 4, 512), 32: (64, 8, 256), 64: (64, 4, 256)}
 """The same for a weight's gradient, and the pixels whose share of it one program adds up."""
+
+WHOLE = (16, 32)
+"""Channels for which one program computes all nine taps of a weight's gradient; else one row of them each."""
 
 
 @triton.jit
@@ -45,66 +48,35 @@ def _conv(
 
 
 @triton.jit
-def _conv_rows(
-    x, w, y, pixels, height, width, inputs: tl.constexpr, outputs: tl.constexpr, flip: tl.constexpr, block: tl.constexpr
-):
-    """As _conv, by rows of the window: three neighbouring pixels lie side by side in memory."""
-    p = tl.program_id(0) * block + tl.arange(0, block)
-    j = tl.arange(0, 4 * inputs)
-    tap = j // inputs
-    ci = j % inputs
-    co = tl.arange(0, outputs)
-    column = (p % width)[:, None] + tap[None, :] - 1
-    row = (p // width) % height
-    sides = (p < pixels)[:, None] & (column >= 0) & (column < width) & (tap < 3)[None, :]
-    total = tl.zeros((block, outputs), tl.float32)
-    for i in tl.static_range(3):
-        inside = sides & ((row + i - 1 >= 0) & (row + i - 1 < height))[:, None]
-        at = (p + (i - 1) * width - 1)[:, None] * inputs + j[None, :]
-        taken = tl.load(x + at, mask=inside, other=0.0)
-        if flip:
-            of = ci[:, None] * (9 * outputs) + (8 - 3 * i - tap)[:, None] * outputs + co[None, :]
-        else:
-            of = co[None, :] * (9 * inputs) + (3 * i * inputs + j)[:, None]
-        weight = tl.load(w + of, mask=(tap < 3)[:, None], other=0.0)
-        total = tl.dot(taken, weight.to(x.dtype.element_ty), total)
-    tl.store(y + p[:, None] * outputs + co[None, :], total.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
-
-
-@triton.jit
-def _weight_rows(
+def _weight_whole(
     x, dy, parts, pixels, height, width,
-    inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr, span: tl.constexpr, rows: tl.constexpr,
+    inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr, span: tl.constexpr,
 ):  # fmt: skip
-    """As _weight, a row of taps at once; rows: 3 for all of them by one program, 1 for one each."""
+    """As _weight, all rows of taps; the three pixels of a row, which lie side by side in memory, in one product."""
     chunk = tl.program_id(0)
-    j = tl.arange(0, 4 * inputs)
+    j = tl.arange(0, 4 * inputs)  # a power of two: the last quarter is left empty
     tap = j // inputs
     co = tl.arange(0, outputs)
-    first = tl.program_id(1) - 1
     above = tl.zeros((4 * inputs, outputs), tl.float32)
     same = tl.zeros((4 * inputs, outputs), tl.float32)
     below = tl.zeros((4 * inputs, outputs), tl.float32)
     for start in range(0, span, block):
         p = chunk * span + start + tl.arange(0, block)
         column = (p % width)[:, None] + tap[None, :] - 1
-        row = (p // width) % height + first
-        sides = (p < pixels)[:, None] & (column >= 0) & (column < width) & (tap < 3)[None, :]
+        row = (p // width) % height
+        here = (p < pixels)[:, None] & (column >= 0) & (column < width) & (tap < 3)[None, :]
         slope = tl.load(dy + p[:, None] * outputs + co[None, :], mask=(p < pixels)[:, None], other=0.0)
-        at = (p + first * width - 1)[:, None] * inputs + j[None, :]
-        here = sides & ((row >= 0) & (row < height))[:, None]
-        above = tl.dot(tl.trans(tl.load(x + at, mask=here, other=0.0)), slope, above)
-        if rows == 3:
-            here = sides & ((row + 1 >= 0) & (row + 1 < height))[:, None]
-            same = tl.dot(tl.trans(tl.load(x + at + width * inputs, mask=here, other=0.0)), slope, same)
-            here = sides & ((row + 2 >= 0) & (row + 2 < height))[:, None]
-            below = tl.dot(tl.trans(tl.load(x + at + 2 * width * inputs, mask=here, other=0.0)), slope, below)
-    to = parts + chunk * (9 * outputs * inputs) + co[None, :] * (9 * inputs) + (first + 1) * (3 * inputs) + j[:, None]
-    taken = (tap < 3)[:, None] & (co >= 0)[None, :]
-    tl.store(to, above, mask=taken)
-    if rows == 3:
-        tl.store(to + 3 * inputs, same, mask=taken)
-        tl.store(to + 6 * inputs, below, mask=taken)
+        at = x + (p - 1)[:, None] * inputs + j[None, :]
+        taken = tl.load(at - width * inputs, mask=here & (row > 0)[:, None], other=0.0)
+        above = tl.dot(tl.trans(taken), slope, above)
+        same = tl.dot(tl.trans(tl.load(at, mask=here, other=0.0)), slope, same)
+        taken = tl.load(at + width * inputs, mask=here & (row < height - 1)[:, None], other=0.0)
+        below = tl.dot(tl.trans(taken), slope, below)
+    to = parts + chunk * (9 * outputs * inputs) + co[None, :] * (9 * inputs) + j[:, None]
+    filled = (tap < 3)[:, None] & (co >= 0)[None, :]
+    tl.store(to, above, mask=filled)
+    tl.store(to + 3 * inputs, same, mask=filled)
+    tl.store(to + 6 * inputs, below, mask=filled)
 
 
 @triton.jit
@@ -163,7 +135,7 @@ def largest_index(pixels: int, outputs: int, inputs: int) -> int:
     2097152
     """
     widest = max(outputs, inputs)
-    parts = -(-pixels // WEIGHT[widest][3]) if widest in WEIGHT else 0
+    parts = -(-pixels // WEIGHT[widest][2]) if widest in WEIGHT else 0
     return max(pixels * widest, parts * 9 * outputs * inputs)
 
 
@@ -174,9 +146,9 @@ def convolve(x: Tensor, w: Tensor, *, flip: bool = False) -> Tensor:
     outputs = w.shape[1] if flip else w.shape[0]
     y = torch.empty((n, outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     pixels = n * height * width
-    way, block, warps = CONV[max(inputs, outputs)]
+    block, warps = CONV[max(inputs, outputs)]
     sizes = {"inputs": inputs, "outputs": outputs, "block": block, "num_warps": warps}
-    (_conv if way == "taps" else _conv_rows)[(triton.cdiv(pixels, block),)](x, w, y, pixels, height, width, flip=flip, **sizes)
+    _conv[(triton.cdiv(pixels, block),)](x, w, y, pixels, height, width, flip=flip, **sizes)
     return y
 
 
@@ -186,16 +158,15 @@ def weight_gradient(x: Tensor, dy: Tensor) -> Tensor:
     n, inputs, height, width = x.shape
     outputs = dy.shape[1]
     pixels = n * height * width
-    way, block, warps, span = WEIGHT[max(inputs, outputs)]
+    block, warps, span = WEIGHT[max(inputs, outputs)]
     chunks = triton.cdiv(pixels, span)
     dw = torch.empty((outputs, inputs, 3, 3), device=x.device, memory_format=torch.channels_last)
     parts = torch.empty((chunks, dw.numel()), device=x.device)
     sizes = {"inputs": inputs, "outputs": outputs, "block": block, "span": span, "num_warps": warps}
-    if way == "taps":
-        _weight[(chunks, 3)](x, dy, parts, pixels, height, width, **sizes)
+    if max(inputs, outputs) in WHOLE:
+        _weight_whole[(chunks,)](x, dy, parts, pixels, height, width, **sizes)
     else:
-        rows = 3 if way == "rows3" else 1
-        _weight_rows[(chunks, 3 // rows)](x, dy, parts, pixels, height, width, rows=rows, **sizes)
+        _weight[(chunks, 3)](x, dy, parts, pixels, height, width, **sizes)
     _sum[(triton.cdiv(dw.numel(), 32),)](parts, dw, chunks, dw.numel(), block=32, rows=32, num_warps=4)
     return dw
 
