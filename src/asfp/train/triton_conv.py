@@ -24,8 +24,9 @@ WHOLE = (16, 32)
 
 @triton.jit
 def _conv(
-    x, w, y, pixels, height, width, inputs: tl.constexpr, outputs: tl.constexpr, flip: tl.constexpr, block: tl.constexpr
-):
+    x, w, y, pixels, height: tl.constexpr, width: tl.constexpr,
+    inputs: tl.constexpr, outputs: tl.constexpr, flip: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """y[p, :] = sum over taps t of x[p + t, :] w[t]; flip: with w's inputs and outputs, and both its axes, swapped."""
     p = tl.program_id(0) * block + tl.arange(0, block)
     ci = tl.arange(0, inputs)
@@ -49,7 +50,7 @@ def _conv(
 
 @triton.jit
 def _weight_whole(
-    x, dy, parts, pixels, height, width,
+    x, dy, parts, pixels, height: tl.constexpr, width: tl.constexpr,
     inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr, span: tl.constexpr,
 ):  # fmt: skip
     """As _weight, all rows of taps; the three pixels of a row, which lie side by side in memory, in one product."""
@@ -81,17 +82,9 @@ def _weight_whole(
 
 @triton.jit
 def _weight(
-    x,
-    dy,
-    parts,
-    pixels,
-    height,
-    width,
-    inputs: tl.constexpr,
-    outputs: tl.constexpr,
-    block: tl.constexpr,
-    span: tl.constexpr,
-):
+    x, dy, parts, pixels, height: tl.constexpr, width: tl.constexpr,
+    inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr, span: tl.constexpr,
+):  # fmt: skip
     """parts[chunk, co, t, ci] = sum over the pixels p of a chunk of dy[p, co] x[p + t, ci], for one row of taps t."""
     chunk = tl.program_id(0)
     i = tl.program_id(1) - 1
