@@ -46,9 +46,9 @@ def _block(name: str, places: Places, records: Mapping[str, Record]) -> str:
         sheet = sheet_of(plan, recorded=True)
         missing = sum(run.record is None for row, runs in plan.rows for run in runs if not row.optional)
         if not sheet.rows:
-            return f"Nothing recorded yet; {missing} runs are planned: `asfp reproduce {name}`."
+            return f"Nothing recorded yet; {_planned(missing)}: `asfp reproduce {name}`."
         if name != "summary" and missing:
-            more = f"{missing} more runs are planned: `asfp reproduce {name}`."
+            more = f"{_planned(missing, 'more ')}: `asfp reproduce {name}`."
             sheet = Sheet(sheet.title, sheet.heads, sheet.rows, (*sheet.notes, more))
     return as_markdown(sheet)
 
@@ -66,3 +66,12 @@ def write_documents(root: Path, places: Places, documents: tuple[str, ...] = DOC
             path.write_text(new, encoding="utf-8")
             changed.append(path)
     return changed
+
+
+def _planned(count: int, more: str = "") -> str:
+    """What is still to be run, as a sentence.
+
+    >>> _planned(1, "more "), _planned(3)
+    ('1 more run is planned', '3 runs are planned')
+    """
+    return f"{count} {more}run{' is' if count == 1 else 's are'} planned"
