@@ -410,3 +410,32 @@ def test_other_types_are_exported_in_float32(tmp_path: Path) -> None:
     asfp.save(asfp.compact(model, x), tmp_path / "small.safetensors")
     (found,) = export_source(str(tmp_path / "small.safetensors"), ["onnx"], tmp_path)
     assert found.relative < 1e-4
+
+
+INTERRUPTED = """
+import gc, signal, sys
+from pathlib import Path
+import torch
+from asfp.engines import run_openvino
+x = (torch.zeros(1, 3, 8, 8),)
+runners = [run_openvino(Path(sys.argv[1])) for _ in range(2)]
+for run in runners:
+    run(x)
+while runners:
+    del run, runners[0]  # in the order in which they came
+    gc.collect()
+    run = None
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_after_openvino(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    asfp.export_openvino(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), tmp_path / "net.xml", torch.zeros(1, 3, 8, 8))
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "net.xml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

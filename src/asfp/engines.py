@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,8 @@ def onnx_shape(path: Path) -> list[int | str | None]:
 
 def openvino_shape(path: Path) -> list[int | None]:
     """The shape of a file's first input; open sizes are None."""
-    import openvino
-
     with reading(path, "openvino"):
-        inputs = openvino.Core().read_model(path).inputs
+        inputs = _openvino().read_model(path).inputs
     _one_input(path, len(inputs))
     shape = inputs[0].get_partial_shape()
     return [None if n.is_dynamic else n.get_length() for n in shape]
@@ -110,12 +109,10 @@ def openvino_shape(path: Path) -> list[int | None]:
 
 def run_openvino(path: Path, threads: int = 0, precision: str = "f32", shape: tuple[int, ...] | None = None) -> Runner:
     """A function that runs an OpenVINO IR (or ONNX) file on the CPU; threads and shape as in `run_onnx`."""
-    import openvino
-
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     if threads:
         settings["INFERENCE_NUM_THREADS"] = threads
-    core = openvino.Core()
+    core = _openvino()
     with reading(path, "openvino"):
         model = core.read_model(path)
         if shape:
@@ -128,6 +125,18 @@ def run_openvino(path: Path, threads: int = 0, precision: str = "f32", shape: tu
         return [torch.from_numpy(results[i].copy()) for i in range(len(results))]
 
     return run
+
+
+@cache
+def _openvino() -> Any:
+    """The one core of this process, for good.
+
+    Each core gives the thread another stack for signals, and puts the one that it found back when it goes: that of a
+    core that went before it, where they do not go in reverse order. Ctrl-C is then a segmentation fault.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def run_pt2(path: Path) -> Runner:
