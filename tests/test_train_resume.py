@@ -19,12 +19,22 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 
 from asfp import AsfpError
 from asfp.data import ResidentData
 from asfp.train import TrainConfig, config_from, loop, train
-from asfp.train.assemble import set_learning_rate
-from asfp.train.checkpoint import CURRENT, PREVIOUS, read_newest, write_state
+from asfp.train.assemble import assemble, set_learning_rate, start_fabric
+from asfp.train.checkpoint import (
+    CURRENT,
+    PREVIOUS,
+    gather_ranks,
+    load_checkpoint,
+    read_newest,
+    save_checkpoint,
+    write_state,
+)
+from asfp.train.identity import settings
 from asfp.train.journal import read_metrics
 from asfp.train.norms import FILTERS
 from asfp.weights import CHECKPOINT, read_weights
@@ -178,6 +188,19 @@ def test_a_checkpoint_that_does_not_say_where_it_was_trained(monkeypatch: pytest
     record = train(config)
     assert record["hardware"] == {"device": "not recorded"}
     assert "CPU" in record["finished_on"]["hardware"]["device"]
+
+
+def test_the_scale_of_float16_losses_is_kept(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    scales = []
+    for scale in (1234.0, 7.0):
+        parts = assemble(config, start_fabric(config))
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # on a CPU fabric itself has none
+        parts.fabric._precision = MixedPrecision("16-mixed", "cuda", scaler)
+        progress = load_checkpoint(tmp_path, settings(config), parts)
+        scales.append(scaler.get_scale())
+        save_checkpoint(tmp_path, settings(config), parts, progress, gather_ranks(parts, progress))
+    assert scales == [1234.0, 1234.0]
 
 
 def test_a_rate_that_rises_step_by_step_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

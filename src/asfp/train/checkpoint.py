@@ -102,6 +102,7 @@ def save_checkpoint(
         "model": parts.model.state_dict(),
         "optimizer": parts.optimizer.state_dict()["state"],
         "pruner": parts.pruner.state_dict() if parts.pruner is not None else {},
+        "precision": parts.fabric._precision.state_dict(),  # how far losses are scaled up, in float16
         "rng": ranks["rng"][0],
         "rng_device": ranks["rng_device"][0],
         "ranks": ranks,
@@ -166,6 +167,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progr
     parts.optimizer.load_state_dict(parts.optimizer.state_dict() | {"state": state["optimizer"]})
     if parts.pruner is not None:
         parts.pruner.load_state_dict(state["pruner"])
+    if state.get("precision"):
+        parts.fabric._precision.load_state_dict(state["precision"])
     ranks = state.get("ranks", {"losses": [state["progress"]["losses"]], "rng": [state["rng"]]})
     ranks = {"rng_device": [state["rng_device"]]} | ranks
     _set_random(parts.fabric, ranks)
