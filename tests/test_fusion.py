@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 import asfp
 from asfp.compaction.layout import LAYOUTS
-from asfp.fused_conv import FusedConv
-from asfp.fusion import fell_back, fuse
+from asfp.fused_conv import FusedConv, FusedPool
+from asfp.fusion import fell_back, fuse, take_faster
 
 RELUS: list[Callable[[Tensor], Tensor]] = [
     nn.ReLU(),
@@ -93,7 +95,9 @@ def test_networks_of_torchvision(name: str, fused: int, plain: int, dtype: torch
     assert (count(done, FusedConv), count(done, nn.Conv2d)) == (fused, plain)
     assert_same(model, done, x, torch.randn(1, 3, 96, 64, dtype=dtype))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert not any(isinstance(m, FusedConv) for m in model.modules())
+    assert not any(isinstance(m, (FusedConv, FusedPool)) for m in model.modules())
+    pools = [m for m in model.modules() if isinstance(m, nn.MaxPool2d)]
+    assert count(done, FusedPool) == sum(not m.ceil_mode for m in pools)
     assert fell_back(done) == {}
 
 
@@ -248,6 +252,44 @@ def test_what_is_fused_and_what_is_not(line: Callable[[Any, Tensor], Any], fused
     done = fuse(model, x)
     assert count(done, FusedConv) == fused
     assert_same(model, done, x, torch.randn(1, 8, 9, 5, dtype=torch.float64))
+
+
+class Hooked(nn.MaxPool2d):
+    pass
+
+
+POOLS: list[tuple[Callable[[], nn.Module], bool]] = [
+    (lambda: nn.MaxPool2d(3, 2, 1), True),
+    (lambda: nn.MaxPool2d((2, 3), [2, 1], (1, 0)), True),
+    (lambda: nn.MaxPool2d((3,), stride=[2], padding=(1,)), True),  # type: ignore[arg-type]
+    (lambda: nn.MaxPool2d(3, stride=()), False),  # type: ignore[arg-type]
+    (lambda: nn.MaxPool2d(np.int64(3)), False),  # type: ignore[arg-type]
+    (lambda: nn.MaxPool2d(3, dilation=2), False),
+    (lambda: nn.MaxPool2d(3, ceil_mode=True), False),
+    (lambda: Hooked(3), False),
+]
+
+
+@pytest.mark.parametrize(("pool", "fused"), POOLS)
+def test_which_pools_are_fused(pool: Callable[[], nn.Module], fused: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=(2,), padding=[1]), nn.ReLU(), pool()).eval()  # type: ignore[arg-type]
+    x = torch.randn(2, 3, 31, 26)
+    done = fuse(model, x[:1])
+    assert (count(done, FusedConv), count(done, FusedPool)) == (1, fused)
+    assert_same(model, done, x, torch.randn(1, 3, 24, 40))
+    take_faster(done, x)  # nothing on a CPU
+    assert_same(copy.deepcopy(model), copy.deepcopy(done), x)
+
+
+def test_pools_with_hooks_and_pools_that_are_shared() -> None:
+    pool = nn.MaxPool2d(2)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Conv2d(8, 8, 3), pool).eval()
+    x = torch.randn(2, 3, 31, 26)
+    assert count(fuse(model, x), FusedPool) == 2
+    assert_same(model, fuse(model, x), x)
+    pool.register_forward_hook(lambda *given: given[2] + 1)
+    assert count(fuse(model, x), FusedPool) == 0
+    assert_same(model, fuse(model, x), x)
 
 
 def test_what_has_the_same_shape_in_the_example_only() -> None:

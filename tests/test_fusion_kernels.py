@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,38 @@ def test_the_faster_way_is_taken(kernel: Kernel, monkeypatch: pytest.MonkeyPatch
     take_faster(done, x)
     assert (stem.width, stem.fell_back) == (4, "no engine")
     assert_same(model, done, x)
+
+
+def test_our_own_kernels_are_tried_and_shared_by_what_is_alike(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch in place of the kernels, and a clock that likes the last tile of all."""
+    tried: list[tuple[int, object]] = []
+
+    def own(self: FusedConv, x: Tensor, z: Tensor | None) -> Tensor:
+        tried.append((len(self.weight), self.kernel))
+        return self._separately(x, self.weight, z)
+
+    monkeypatch.setattr(FusedConv, "_own", own)
+    monkeypatch.setattr(fused_conv, "_time", lambda run: (run(), 1.0 / (1 + len(tried)))[1])
+    convs = [nn.Conv2d(32, n, 3, padding=1, bias=True) for n in (32, 32, 32, 64)]
+    model = nn.Sequential(*(layer for conv in convs for layer in (conv, nn.ReLU()))).eval()
+    kind: Any = {"memory_format": torch.channels_last}
+    model, x = model.to(torch.float16, **kind), torch.randn(2, 32, 6, 6).to(torch.float16, **kind)
+    done = fuse(model, x)
+    fused = [m for m in done.modules() if isinstance(m, FusedConv)]
+    timed, real = [], FusedConv.take_faster
+    monkeypatch.setattr(FusedConv, "take_faster", lambda self, *given: (timed.append(self), real(self, *given))[1])
+    take_faster(done, x)
+    assert timed == [fused[0], fused[3]]  # the others are like the first
+    kernels = [m.kernel for m in fused]
+    assert kernels[0] is not None
+    assert kernels[0] == kernels[1] == kernels[2] != kernels[3]
+    first = [n for n, _ in tried].index(64)
+    assert len({tile for n, tile in tried[:first]}) == len(fused[0]._kernels(x, None)) > 1
+    again = copy.deepcopy(fused[0])
+    assert (again.kernel, again.width, again.fell_back) == (None, fused[0].width, fused[0].fell_back)
+    small = torch.randn(2, 32, 1, 6).to(torch.float16, **kind)
+    hollow = FusedConv(nn.Conv2d(32, 32, 3)).to(torch.float16, **kind)
+    assert hollow._kernels(small, None) == []  # torch tells what is wrong
 
 
 def test_gradients_and_compilation_still_work() -> None:

@@ -28,11 +28,11 @@ import torch.distributed as dist
 from asfp.train import load_config
 import asfp.train.loop as loop
 real = loop.finish
-def finish(config, parts, history):
+def finish(config, parts, *rest):
     rank = parts.fabric.global_rank
     torch.save({"masks": parts.pruner.masks, "weights": parts.model.state_dict(), "world": parts.fabric.world_size},
                config.folder / f"rank{rank}.pt")
-    return real(config, parts, history)
+    return real(config, parts, *rest)
 loop.finish = finish
 record = loop.train(load_config(sys.argv[1]))
 print("ACCURACY", record["result"]["accuracy"], record["result"]["test_images"], flush=True)

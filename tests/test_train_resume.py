@@ -174,6 +174,7 @@ def test_the_record_says_where_each_part_was_trained(monkeypatch: pytest.MonkeyP
     assert record["hardware"]["device"] == "the second"  # which trained the last epoch
     before = [(place["from_epoch"], place["hardware"]["device"]) for place in record["trained_before_on"]]
     assert before == [(1, "the first")]
+    assert record["from_epoch"] == 2
     assert record["finished_on"]["hardware"]["device"] == "the third"
     assert record["finished_on"]["versions"] == record["versions"]
 

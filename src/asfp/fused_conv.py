@@ -26,6 +26,12 @@ WIDTHS = {torch.float16: 8, torch.bfloat16: 8}
 LONGEST = 64
 """Their window's rows may have this many numbers for a kernel of our own."""
 
+LARGEST = 25
+"""Numbers in the window of a max pooling, at most, for a kernel of our own: it is written out for all of them."""
+
+WIDEST = 512
+"""More than the pixels of any kernel's tile, which may begin before the last one."""
+
 SAME = 0.05
 """Fused and separate results may differ by this share of the range: more than rounding, less than a mistake."""
 
@@ -41,6 +47,7 @@ class FusedConv(nn.Module):
     That is cuDNN's, unless `take_faster` found a better one. On a CPU, under autocast, torch.compile or gradients it is
     computed by torch's separate operations; on a GPU too where cuDNN has no such kernel, and from then on: `fell_back`
     says why. The first result is compared with theirs.
+    Our own kernel for few channels may let what is not finite in x spread one pixel further.
     With a `border` correction, what that adds is kept for the last size. For inference: the weights take no gradients,
     and are not to be changed by way of `.data`, which what is made of them does not notice.
 
@@ -65,7 +72,8 @@ class FusedConv(nn.Module):
             bias = conv.weight.new_zeros(conv.out_channels)
         self.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
+        self.stride, self.padding, self.dilation = (_both(x) for x in (conv.stride, conv.padding, conv.dilation))
+        self.groups = conv.groups
         self.relu, self.border = relu, border
         self.width: int | None = None
         """How many channels to fill the input up to; None for what WIDTHS says."""
@@ -100,15 +108,15 @@ class FusedConv(nn.Module):
         self._checked = True
         return result
 
-    def take_faster(self, x: Tensor, z: Tensor | None = None) -> None:
+    def take_faster(self, x: Tensor, z: Tensor | None = None) -> bool:
         """On a GPU: time all ways to compute it on this input, and do it the fastest way from now on.
 
         By cuDNN's fused kernel; by a convolution and one pass behind it; with few input channels filled up to 4 or 8;
         by Triton kernels in tiles of several sizes; as a product of matrices by cuBLAS, where it is one. Ways that
-        give another result are left out.
+        give another result are left out. False where nothing was timed.
         """
         if not self._by_hand(x, z):
-            return
+            return False
         count = self.weight.shape[1]
         widths = [w for w in (4, 8) if count < FEW and self.groups == 1 and w > count]
         ways = ("", SLOWER) if self.relu and self.fell_back in ("", SLOWER) else (self.fell_back,)
@@ -130,7 +138,10 @@ class FusedConv(nn.Module):
                 with suppress(Exception):  # compilers fail in many ways, and there are others to take
                     if _same(self._own(x, z), expected):
                         times[refused, count, kernel] = _time(lambda: self.forward(x, z))
-        self.fell_back, self.width, self.kernel = min(times, key=lambda way: times[way])
+        self.kernel = min(times, key=lambda way: times[way])[2]
+        others = [way for way in times if way[2] is None]  # for inputs that the kernel is not for
+        self.fell_back, self.width, _ = min(others, key=lambda way: times[way])
+        return True
 
     def form(self, *given: Tensor | None) -> tuple[object, ...]:
         """What its time depends on: convolutions of the same form are best computed in the same way."""
@@ -207,7 +218,8 @@ class FusedConv(nn.Module):
         ):
             return False
         out = self._shape(x)
-        if max(x.numel(), out[0] * out[1] * out[2] * out[3]) >= 2**31:  # the kernels count in 32 bits
+        counted = max(x.numel(), out[0] * out[1] * out[2] * out[3] + WIDEST)
+        if min(out) < 1 or counted >= 2**31:  # a mistake, which torch tells; the kernels count in 32 bits
             return False
         if self._is_stem():
             return z is None
@@ -230,9 +242,11 @@ class FusedConv(nn.Module):
         matmul: list[object] = [MATMUL] if multiplies else []
         if not _has_triton():
             return matmul
-        from asfp.triton_fused import tiles_for
-        from asfp.triton_stem import STEM_TILES
-
+        try:
+            from asfp.triton_fused import tiles_for
+            from asfp.triton_stem import STEM_TILES
+        except Exception:  # Triton is there but cannot be imported
+            return matmul
         outputs, inputs, *window = self.weight.shape
         return [*matmul, *(STEM_TILES if self._is_stem() else tiles_for(inputs, outputs, window[0] * window[1]))]
 
@@ -292,12 +306,12 @@ class FusedConv(nn.Module):
         return x.shape[0], self.weight.shape[0], *sizes
 
     def __getstate__(self) -> dict[str, object]:
-        here = {"_weight": (None, None), "_map": (None, None), "_checked": False, "_one_pass": True}
-        return {**self.__dict__, **here, "kernel": None}  # another machine tries and compares again
+        here = {"_weight": (None, None), "_map": (None, None), "_checked": False, "_one_pass": True, "kernel": None}
+        return self.__dict__ | here  # another machine tries and compares again
 
     def extra_repr(self) -> str:
         out, count, *taps = self.weight.shape
-        fallen = f", fell back: {self.fell_back}" if self.fell_back else f", {self.kernel}" if self.kernel else ""
+        fallen = f", {self.kernel}" if self.kernel else f", fell back: {self.fell_back}" if self.fell_back else ""
         form = f"kernel={taps}, stride={self.stride}, padding={self.padding}, relu={self.relu}"
         return f"{count * self.groups}, {out}, {form}{fallen}"
 
@@ -315,7 +329,7 @@ class FusedPool(nn.Module):
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         assert fits_pool(pool)
-        self.window, self.stride, self.padding = _pair(pool.kernel_size), _pair(pool.stride), _pair(pool.padding)
+        self.window, self.stride, self.padding = (_both(x) for x in (pool.kernel_size, pool.stride, pool.padding))
         self.own = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -334,8 +348,9 @@ class FusedPool(nn.Module):
 
     def _by_hand(self, x: Tensor) -> bool:
         return (
-            _has_triton()
-            and _is_plain(x)
+            _is_plain(x)
+            and _has_triton()
+            and self.window[0] * self.window[1] <= LARGEST
             and x.stride(1) == 1
             and x.is_contiguous(memory_format=torch.channels_last)
             and 4 * x.numel() < 2**31 - 1024  # the kernel counts in 32 bits; padding at most doubles height and width
@@ -361,7 +376,8 @@ def fits_pool(pool: nn.MaxPool2d) -> bool:
     >>> fits_pool(nn.MaxPool2d(3, 2, 1)), fits_pool(nn.MaxPool2d(3, ceil_mode=True))
     (True, False)
     """
-    return _pair(pool.dilation) == (1, 1) and not pool.ceil_mode and not pool.return_indices
+    sizes = [_pair(x) for x in (pool.kernel_size, pool.stride, pool.padding)]
+    return None not in sizes and _pair(pool.dilation) == (1, 1) and not pool.ceil_mode and not pool.return_indices
 
 
 def cudnn(x: Tensor, weight: Tensor, z: Tensor | None, bias: Tensor | None, *geometry: Any) -> Tensor:
@@ -381,11 +397,26 @@ def _is_plain(x: Tensor) -> bool:
         and type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
+        and torch.autograd.forward_ad._current_level < 0
     )
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _pair(value: Any) -> tuple[int, int] | None:
+    """One number for both axes, or one for each, as torch takes them; None for what else it may take.
+
+    >>> _pair(3), _pair([2]), _pair((1, 2)), _pair(())
+    ((3, 3), (2, 2), (1, 2), None)
+    """
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    if len(values) not in (1, 2) or not all(isinstance(x, int) for x in values):
+        return None
+    return values[0], values[-1]
+
+
+def _both(value: Any) -> tuple[int, int]:
+    found = _pair(value)
+    assert found is not None
+    return found
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:

@@ -66,10 +66,11 @@ def take_faster(fused: nn.Module, example_inputs: Example) -> None:
     def first(module: nn.Module, given: Any) -> None:
         if isinstance(module, FusedConv) and (like := timed.get(module.form(*given))) is not None:
             module.take_from(like)
-        elif isinstance(module, FusedConv | FusedPool):
-            module.take_faster(*given)
-            if isinstance(module, FusedConv):
+        elif isinstance(module, FusedConv):
+            if module.take_faster(*given):
                 timed[module.form(*given)] = module
+        elif isinstance(module, FusedPool):
+            module.take_faster(*given)
 
     hooks = [m.register_forward_pre_hook(first) for m in fused.modules() if isinstance(m, FusedConv | FusedPool)]
     try:

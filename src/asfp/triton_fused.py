@@ -144,7 +144,7 @@ def conv(
     outputs, _, taps_y, taps_x = w.shape
     tall, wide = sizes((height, width), (taps_y, taps_x), stride, padding)
     pixels = n * tall * wide
-    assert max(x.numel(), pixels * outputs, w.numel()) < 2**31  # counted in 32 bits
+    assert max(x.numel(), pixels * outputs + tile[0], w.numel()) < 2**31  # counted in 32 bits
     y = torch.empty((n, outputs, tall, wide), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, columns, depth, warps, stages = tile
     steps = taps_y * taps_x * triton.cdiv(inputs, depth)  # no more stages than these: they take room from other tiles

@@ -119,7 +119,7 @@ def stem(
     outputs, _, taps, along = w.shape
     tall, wide = sizes((height, width), (taps, along), stride, padding)
     pixels = n * tall * wide
-    assert max(x.numel(), pixels * outputs) < 2**31  # counted in 32 bits
+    assert max(x.numel(), pixels * outputs + tile[0]) < 2**31  # counted in 32 bits
     shape = (n, outputs, tall, wide)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, columns, warps, stages = tile

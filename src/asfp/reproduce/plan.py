@@ -232,7 +232,8 @@ def seconds_of(config: TrainConfig, records: Iterable[Record]) -> float:
     measured = [
         _fastest_epoch(record)
         for record in records
-        if record["config"]["model"]["name"] == config.model.name and "CPU" not in record["hardware"]["device"]
+        if record["config"]["model"]["name"] == config.model.name
+        and not any(name in record["hardware"]["device"] for name in ("CPU", "not recorded"))
     ]
     base = min(measured, default=ASSUMED_SECONDS.get(config.model.name, ASSUMED_SECONDS["resnet56"]))
     return base * (DISTILLED if config.distill.weights else 1.0)

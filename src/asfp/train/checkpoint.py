@@ -50,9 +50,9 @@ class Progress:
         >>> [(place["from_epoch"], place["hardware"]["device"]) for place in run.places]
         [(1, 'one GPU'), (6, 'a CPU')]
         """
-        last = {k: v for k, v in self.places[-1].items() if k != "from_epoch"} if self.places else None
-        if last != place:
-            self.places.append({"from_epoch": self.epoch + 1, **place})
+        since = {"from_epoch": self.epoch + 1} | ({"from_step": self.step + 1} if self.step else {})
+        if not self.places or any(self.places[-1].get(key) != value for key, value in place.items()):
+            self.places.append({**since, **place})
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}" + (f" and {self.step} steps" if self.step else "")

@@ -81,8 +81,9 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
         _restart(parts, 0)
     if parts.regrowth is not None:
         parts.regrowth.resume(progress.epoch)
+    here = place_of(parts)
     if progress.epoch < config.epochs:
-        progress.trains_at(place_of(parts))
+        progress.trains_at(here)
     try:
         with stop_signals() as stop:
             for epoch in range(progress.epoch + 1, config.epochs + 1):
@@ -94,7 +95,7 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
                 if epoch % config.engine.checkpoint_epochs == 0 or epoch == config.epochs or asked:
                     _save(config, parts, progress)
                 _leave(config, parts, progress, asked)
-        record = finish(config, parts, progress)
+        record = finish(config, parts, progress, here)
     finally:
         journal.close()
     return record

@@ -32,7 +32,7 @@ RECORD = "record.json"
 FORMAT = 1
 
 
-def finish(config: TrainConfig, parts: Parts, progress: Progress) -> dict[str, Any]:
+def finish(config: TrainConfig, parts: Parts, progress: Progress, here: Mapping[str, Any]) -> dict[str, Any]:
     """Compact the trained model, check that it gets every test image as the masked one does, write model and record.
 
     The weights are written first: they are there whatever becomes of the rest.
@@ -77,7 +77,7 @@ def finish(config: TrainConfig, parts: Parts, progress: Progress) -> dict[str, A
         },
         "weights": {key: digest(path) for key, path in started_from(config).items() if path},
         "seconds": seconds(history),
-        **whereabouts(progress.places, place_of(parts)),
+        **whereabouts(progress.places, here),
         "epochs": columns(history),
     }
     if parts.fabric.is_global_zero:
@@ -170,19 +170,23 @@ def place_of(parts: Parts) -> dict[str, Any]:
     return {"commit": commit(), "versions": versions(), "hardware": hardware(parts)}
 
 
-def whereabouts(places: list[dict[str, Any]], here: dict[str, Any]) -> dict[str, Any]:
+def whereabouts(places: list[dict[str, Any]], here: Mapping[str, Any]) -> dict[str, Any]:
     """Where the last epochs were trained; where those before them were and where the run was finished, if elsewhere.
 
     >>> gpu, cpu = {"hardware": "a GPU"}, {"hardware": "a CPU"}
     >>> whereabouts([{"from_epoch": 1, **gpu}], cpu)
     {'hardware': 'a GPU', 'finished_on': {'hardware': 'a CPU'}}
     >>> whereabouts([{"from_epoch": 1, **gpu}, {"from_epoch": 5, **cpu}], cpu)
-    {'hardware': 'a CPU', 'trained_before_on': [{'from_epoch': 1, 'hardware': 'a GPU'}]}
+    {'hardware': 'a CPU', 'from_epoch': 5, 'trained_before_on': [{'from_epoch': 1, 'hardware': 'a GPU'}]}
     """
     *before, last = places
-    last = {key: value for key, value in last.items() if key != "from_epoch"}
-    result = last | ({"trained_before_on": before} if before else {})
-    return result | ({"finished_on": here} if here != last else {})
+    trained = {key: value for key, value in last.items() if not key.startswith("from_")}
+    since = {key: value for key, value in last.items() if key.startswith("from_")}
+    return {
+        **trained,
+        **({**since, "trained_before_on": before} if before else {}),
+        **({"finished_on": dict(here)} if trained != here else {}),
+    }
 
 
 def versions() -> dict[str, str]:
