@@ -164,6 +164,11 @@ def main() -> None:
         "models": {},
     }
     x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    options.output.mkdir(parents=True, exist_ok=True)
+    stem = "-".join(
+        [options.device, f"batch{options.batch}", options.precision, *(engines if len(engines) == 1 else [])]
+    )
+    stem += "-constants" * options.constants
     for name in options.model or ["resnet18", "resnet34", "resnet50"]:
         models = variants(name, options, x)
         done = bench_models(models, x, settings, repeats=options.repeats)
@@ -171,13 +176,8 @@ def main() -> None:
         new = lines_of(name, list(done.rows), engines)
         lines += new
         print("\n".join(new), flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = "-".join(
-        [options.device, f"batch{options.batch}", options.precision, *(engines if len(engines) == 1 else [])]
-    )
-    stem += "-constants" * options.constants
-    (options.output / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (options.output / f"{stem}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (options.output / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (options.output / f"{stem}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"written to {options.output}/{stem}.json and .md")
 
 

@@ -99,6 +99,25 @@ def test_auto_widths_within_blocks_are_whole_blocks(name: str, constants: bool) 
     assert seen > 0
 
 
+@pytest.mark.parametrize("padding", ["after", "both"])
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_moves_no_channels_in_a_small_residual_network(seed: int, padding: str) -> None:
+    """A stream that begins with padded channels keeps one width, of whole blocks: no gather, the two pads it had."""
+    torch.manual_seed(seed)
+    model = zero_filters(asfp.create_model("resnet20", shortcut_padding=padding), rate=0.4, seed=seed).double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    small = asfp.compact(model, x[:1], layout="auto")
+    assert set(small.plan.layouts.values()) <= {"zeros", "plain", "pad"}
+    assert sum(how == "pad" for how in small.plan.layouts.values()) <= 2
+    assert not any(isinstance(m, Widen) for m in small.modules())
+    widths = [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)]
+    assert all(width % 8 == 0 for width in widths)
+    assert small.plan.macs_after < 0.9 * small.plan.macs_before
+    assert torch.allclose(small(x), model(x), rtol=1e-10, atol=1e-10)
+    again = apply(asfp.create_model("resnet20", shortcut_padding=padding), small.plan)
+    assert [tuple(p.shape) for p in again.parameters()] == [tuple(p.shape) for p in small.parameters()]
+
+
 def test_a_correction_that_costs_more_than_it_saves_is_left_out() -> None:
     """Constants stay in a narrow network, go in a wide one, and go in the narrow one for large batches."""
 

@@ -17,6 +17,7 @@ from asfp.compaction.layout import (
     comes_of_filters,
     filter_macs,
     is_run,
+    is_stream,
     reading_macs,
 )
 from asfp.compaction.rules import rule_for
@@ -42,7 +43,7 @@ class Analysis:
         self.need: dict[fx.Node, Mask] = {}
         self.full: set[fx.Node] = set()
         self.existing: set[fx.Node] = set()
-        self.ops = [self._op(node) for node in traced.graph.nodes]
+        self.ops = [self.op_of(node) for node in traced.graph.nodes]
         self.places = {op.node: place for place, op in enumerate(self.ops)}
         shared = shared_layers(traced)
         for op in self.ops:
@@ -52,7 +53,7 @@ class Analysis:
         for op in reversed(self.ops):
             self._backward(op)
 
-    def _op(self, node: fx.Node) -> Op:
+    def op_of(self, node: fx.Node) -> Op:
         return Op(node, self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None)
 
     def _forward(self, op: Op) -> None:
@@ -76,6 +77,8 @@ class Analysis:
             return
         if isinstance(self.channels[node], Channels) and not self.need[node].any():
             self.need[node].flat[0] = True  # something must carry the shape
+        if isinstance(self.channels[node], Channels) and self.channels[node].live.ndim == 1:
+            self._fill_stream(op)
         self.rules[node].backward(op, self)
         for extra in node.all_input_nodes:
             if self.channels[extra] is None:
@@ -125,7 +128,7 @@ class Analysis:
 
         def pays() -> bool:
             prices, kept = self.prices, int(needed.sum())
-            macs = prices.saved(kept, kept - int(missing.sum())) * filter_macs(node, op.node, self)
+            macs = prices.saved(kept, kept - int(missing.sum())) * filter_macs(node, op.node, self, missing)
             order = self.streams.ordered(op.node, np.flatnonzero(needed))
             padded = is_run(np.flatnonzero(channels.live[order]))
             elements = math.prod(shape_of(op.node)[1:]) / channels.size * kept
@@ -141,7 +144,8 @@ class Analysis:
             prices, known = self.prices, self.channels_of(node)
             there = (known.live | self.need[node]) & needed
             saved = prices.saved(int((there | constants).sum()), int(there.sum()))
-            macs = saved * (filter_macs(node, op.node, self) + reading_macs(op.node, self)) if saved else 0.0
+            extra = filter_macs(node, op.node, self, constants) + reading_macs(op.node, self) if saved else 0.0
+            macs = saved * extra
             rows = int(self.need[op.node].sum()) / self.need[op.node].size
             return macs < prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
 
@@ -154,18 +158,38 @@ class Analysis:
         """
 
         def more() -> Mask:
-            chosen = np.zeros_like(wanted)
-            missing = -int(wanted.sum()) % self.prices.block
-            if missing and wanted.any() and comes_of_filters(node, self):
-                order = self.streams.ordered(node, np.flatnonzero(wanted | room))
-                places = np.flatnonzero(wanted[order])
-                gaps = np.setdiff1d(np.arange(places[0], places[-1] + 1), places)
-                behind, before = np.arange(places[-1] + 1, len(order)), np.arange(places[0] - 1, -1, -1)
-                chosen[order[np.concatenate([gaps, behind, before])[:missing]]] = True
-            return chosen
+            fits = -int(wanted.sum()) % self.prices.block and wanted.any() and comes_of_filters(node, self)
+            return self._more(node, wanted, room) if fits else np.zeros_like(wanted)
 
         extra = self.facts.extra(op.name, f"block{node.name}", more)
         return wanted if extra is None else wanted | extra.reshape(wanted.shape)
+
+    def _fill_stream(self, op: Op) -> None:
+        """Bring the width of a residual stream up to a whole number of blocks, where constant channels can stay."""
+        node, need = op.node, self.need[op.node]
+
+        def more() -> Mask:
+            room = ~need & ~self.channels_of(node).live
+            missing = -int(need.sum()) % self.prices.block
+            fits = 0 < missing <= int(room.sum()) and is_stream(node, self)
+            if not fits or filter_macs(node, None, self, room) == math.inf:
+                return np.zeros_like(need)
+            return self._more(node, need, room)
+
+        extra = self.facts.extra(op.name, "stream", more)
+        if extra is not None:
+            self.need[node] = need | extra
+
+    def _more(self, node: fx.Node, wanted: Mask, room: Mask) -> Mask:
+        """Channels out of `room` up to a whole number of blocks; wanted ones that lie side by side still do."""
+        chosen = np.zeros_like(wanted)
+        order = self.streams.ordered(node, np.flatnonzero(wanted | room))
+        places = np.flatnonzero(wanted[order])
+        gaps = np.setdiff1d(np.arange(places[0], places[-1] + 1), places)
+        behind, before = np.arange(places[-1] + 1, len(order)), np.arange(places[0] - 1, -1, -1)
+        missing = -int(wanted.sum()) % self.prices.block
+        chosen[order[np.concatenate([gaps, behind, before])[:missing]]] = True
+        return chosen
 
     # what rules say
 

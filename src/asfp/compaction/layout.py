@@ -19,8 +19,8 @@ from torch import fx
 from asfp.compaction.channels import Channels, Labels, Mask
 from asfp.compaction.rules.base import Op, Rule, shape_of
 from asfp.compaction.rules.join import Arithmetic, Concatenate
-from asfp.compaction.rules.parts import Opaque, Size
-from asfp.compaction.rules.perchannel import Identity, Normalise, Pointwise, PReLU, Reduce, Spatial
+from asfp.compaction.rules.parts import Item, Opaque, Size
+from asfp.compaction.rules.perchannel import Identity, Normalise, Pad, Pointwise, PReLU, Reduce, Spatial
 from asfp.compaction.rules.shape import Permute, Squeeze, View
 from asfp.compaction.rules.weighted import Border, Weighted
 from asfp.errors import AsfpError, nearest
@@ -57,7 +57,7 @@ class Prices:
 
 LAYOUTS = {
     "least": Prices(0.0, 0.0),
-    "auto": Prices(gather=130.0, pad=30.0, border=15.0, step=200_000.0, block=8),
+    "auto": Prices(gather=130.0, pad=30.0, border=15.0, step=500_000.0, block=8),
     "zeros": Prices(math.inf, math.inf),
 }
 """least: fewest multiply-adds, never a zero left in; auto: by rough prices for ONNX Runtime and OpenVINO on a CPU, in
@@ -221,14 +221,17 @@ class Streams:
         return int(getattr(module, "groups", 1)) == 1
 
 
-def filter_macs(node: fx.Node, reader: fx.Node, state: Analysis) -> float:
+def filter_macs(node: fx.Node, reader: fx.Node | None, state: Analysis, missing: Mask) -> float:
     """Multiply-adds of one more channel in a value that `reader` adds to: the filter that makes it, and what other
-    layers spend on reading it. Infinite where the way back to the filters leads through anything but operations that
-    pass channels on.
+    layers spend on reading it; the mean over the missing ones. A channel that a shortcut pads with zeros has no filter
+    there. Infinite where the way back to the filters leads through anything but operations that pass channels on.
+
+    Without a reader, of all that read the value nothing is counted.
     """
     macs = 0.0
     while True:
-        macs += sum(reading_macs(user, state) for user in node.users if user is not reader)
+        if reader is not None:
+            macs += sum(reading_macs(user, state) for user in node.users if user is not reader)
         rule = state.rules[node]
         if isinstance(rule, Weighted):
             source = state.channels_of(node.args[0])  # type: ignore[arg-type]
@@ -236,13 +239,48 @@ def filter_macs(node: fx.Node, reader: fx.Node, state: Analysis) -> float:
         if isinstance(rule, Arithmetic) and rule.kind == "add" and macs < math.inf:
             sides = rule.operands(Op(node, None), state)[0]
             whole = all(x.kind == "channels" for x in sides)
-            return macs + sum(filter_macs(x.node, node, state) for x in sides) if whole else math.inf
-        if not isinstance(rule, ALONG) or isinstance(rule, Border):
-            return math.inf
-        source_node = rule.tensor(Op(node, None)) if isinstance(rule, Pointwise) else node.args[0]
-        if not isinstance(source_node, fx.Node):
+            return macs + sum(filter_macs(x.node, node, state, missing) for x in sides) if whole else math.inf
+        if isinstance(rule, Pad):
+            before, after, spatial = rule.spans(state.op_of(node), state)
+            inner = missing[before : missing.size - after]
+            if spatial or not inner.any():
+                return math.inf if spatial else macs
+            share = float(inner.sum() / missing.sum())
+            return macs + share * filter_macs(state.op_of(node).source, node, state, inner)
+        source_node = _passed_on(node, state)
+        if source_node is None:
             return math.inf
         node, reader = source_node, node
+
+
+def _passed_on(node: fx.Node, state: Analysis) -> fx.Node | None:
+    """The value whose channels a node passes on under their own numbers."""
+    rule = state.rules[node]
+    source: Any = node.args[0] if node.args else None
+    if isinstance(rule, Pointwise):
+        source = rule.tensor(Op(node, None))
+    if not isinstance(source, fx.Node) or isinstance(rule, Border) or not isinstance(rule, (Item, *ALONG)):
+        return None
+    here, there = state.channels.get(node), state.channels.get(source)
+    same = (
+        isinstance(here, Channels)
+        and isinstance(there, Channels)
+        and (here.axes, here.size) == (there.axes, there.size)
+    )
+    return source if same and (not isinstance(rule, Item) or rule.takes_all(state.op_of(node), state)) else None
+
+
+def is_stream(node: fx.Node, state: Analysis) -> bool:
+    """Whether a value's channels come of an addition, and something reads them that does not pass them on."""
+    if all(_passed_on(user, state) is node for user in node.users):
+        return False
+    source: fx.Node | None = node
+    while source is not None:
+        rule = state.rules[source]
+        if isinstance(rule, Arithmetic):
+            return rule.kind == "add"
+        source = _passed_on(source, state)
+    return False
 
 
 def comes_of_filters(node: fx.Node, state: Analysis) -> bool:

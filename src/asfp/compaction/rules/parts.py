@@ -80,6 +80,11 @@ class Item(Rule):
             raise Unsupported("it takes channels by something other than a plain slice")
         return op.source, np.arange(state.channels_of(op.source).size)[here]
 
+    def takes_all(self, op: Op, state: Analysis) -> bool:
+        """Whether every channel is taken, in order: a slice of space."""
+        source, labels = self.span(op, state)
+        return source is op.source and np.array_equal(labels, np.arange(state.channels_of(source).size))
+
     def forward(self, op: Op, state: Analysis) -> Channels | None:
         known = state.channels.get(op.source)
         if not isinstance(known, (Parts, Channels)):
