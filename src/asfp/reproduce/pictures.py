@@ -139,7 +139,8 @@ def _latency(figure: Any, plan: Plan | None) -> None:
                     linestyle="none", color=colour, label=f"{row.cells[1]}{align} (n = {len(values)})",
                 )  # fmt: skip
         batch = next(iter(times.values())).batch
-        axes.set(xlabel=f"ms for a batch of {batch}", ylabel="accuracy, %", xlim=(0, None))
+        most = max(max(time.ms, time.dense_ms) for time in times.values())
+        axes.set(xlabel=f"ms for a batch of {batch}", ylabel="accuracy, %", xlim=(0, 1.08 * most))
         axes.set_title(f"{plan.rows[0][0].cells[0]}, {'CPU' if device == 'cpu' else 'GPU'}")
         axes.legend(frameon=False, loc="upper left", fontsize=8)  # where a time near zero would be
 
