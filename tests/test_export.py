@@ -417,6 +417,7 @@ import gc, signal, sys
 from pathlib import Path
 import torch
 from asfp.engines import run_openvino
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background shells ignore it
 x = (torch.zeros(1, 3, 8, 8),)
 runners = [run_openvino(Path(sys.argv[1])) for _ in range(2)]
 for run in runners:

@@ -114,7 +114,7 @@ def test_auto_moves_no_channels_in_a_small_residual_network(seed: int, padding: 
     assert all(width % 8 == 0 for width in widths)
     assert small.plan.macs_after < 0.9 * small.plan.macs_before
     assert torch.allclose(small(x), model(x), rtol=1e-10, atol=1e-10)
-    again = apply(asfp.create_model("resnet20", shortcut_padding=padding), small.plan)
+    again = apply(small.plan, asfp.create_model("resnet20", shortcut_padding=padding).double())
     assert [tuple(p.shape) for p in again.parameters()] == [tuple(p.shape) for p in small.parameters()]
 
 
