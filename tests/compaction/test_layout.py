@@ -100,7 +100,7 @@ def test_auto_widths_within_blocks_are_whole_blocks(name: str, constants: bool) 
 
 
 @pytest.mark.parametrize("padding", ["after", "both"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_auto_moves_no_channels_in_a_small_residual_network(seed: int, padding: str) -> None:
     """A stream that begins with padded channels keeps one width, of whole blocks: no gather, the two pads it had."""
     torch.manual_seed(seed)
