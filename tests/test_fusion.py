@@ -254,7 +254,7 @@ def test_what_is_fused_and_what_is_not(line: Callable[[Any, Tensor], Any], fused
     assert_same(model, done, x, torch.randn(1, 8, 9, 5, dtype=torch.float64))
 
 
-class Hooked(nn.MaxPool2d):
+class OwnPool(nn.MaxPool2d):
     pass
 
 
@@ -266,7 +266,7 @@ POOLS: list[tuple[Callable[[], nn.Module], bool]] = [
     (lambda: nn.MaxPool2d(np.int64(3)), False),  # type: ignore[arg-type]
     (lambda: nn.MaxPool2d(3, dilation=2), False),
     (lambda: nn.MaxPool2d(3, ceil_mode=True), False),
-    (lambda: Hooked(3), False),
+    (lambda: OwnPool(3), False),
 ]
 
 

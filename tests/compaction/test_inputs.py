@@ -60,9 +60,9 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
-        self.norm, self.pool, self.drop = nn.BatchNorm2d(16), nn.MaxPool2d(2), nn.Dropout()
-        self.last = nn.Conv2d(16, 4, 1)
+        self.first, self.second = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.norm, self.pool, self.drop = nn.BatchNorm2d(64), nn.MaxPool2d(2), nn.Dropout()
+        self.last = nn.Conv2d(64, 4, 1)
 
     def forward(self, *images: Tensor) -> Tensor:
         x = self.pool(input=self.norm(input=self.first(input=images[0])))
@@ -78,7 +78,7 @@ def test_calls_by_name(layout: str) -> None:
     nn.init.normal_(model.norm.bias)
     asfp.SoftPruner(model, 0.5, 1, example_inputs=x).step(1)
     small = asfp.compact(model, x, layout=layout)
-    assert small.plan.macs_after < small.plan.macs_before or layout == "auto"  # which has too little to gain here
+    assert small.plan.macs_after < small.plan.macs_before
     assert_equal(model, small, (2, 3, 8, 8), (1, 3, 10, 12))
 
 
