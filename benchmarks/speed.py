@@ -7,9 +7,10 @@
 
 Rows: dense; independent, nested and coupled selection; and Torch-Pruning with its `round_to`, where it is installed.
 Independent and nested are pruned by 30 %; coupled ones, which lose more MACs at the same rate, by the rate that
-leaves the MACs of independent pruning. `best` takes the fastest engine for dense and for compact each. Weights are
-random. Fresh batch norms make no constants of zero filters; with `--constants` every one does, and the compact networks
-pay for folding them, as `NAME@RATE` does in `asfp bench`.
+leaves the MACs of independent pruning, or saves `--macs`. "half streams" keeps half of each residual stream.
+`best` takes the fastest engine for dense and for compact each. Weights are random. Fresh batch norms make no constants
+of zero filters; with `--constants` every one does, and the compact networks pay for folding them, as `NAME@RATE` does
+in `asfp bench`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,31 @@ BARS = {"independent": 0.85, "nested": 0.95, "coupled": 1.0}
 """Time saved / MACs saved that we want on the CPU; the paper's own Table IV has 0.66 to 0.71."""
 
 
-def ours(dense: nn.Module, x: Tensor, rate: float, selection: str, align: int, layout: str) -> nn.Module:
+def ours(dense: nn.Module, x: Tensor, rate: float, selection: str, align: int, layout: str) -> asfp.CompactModule:
     model = copy.deepcopy(dense)
     asfp.SoftPruner(model, rate, 1, selection=selection, align=align, example_inputs=x).step(1)
     return asfp.compact(model, x, layout=layout, check=False).eval()
+
+
+def half_streams(dense: nn.Module, x: Tensor, share: float, align: int, layout: str) -> asfp.CompactModule | None:
+    """Coupled: half of every residual stream, and of other layers the first rate in steps of 1 % that leaves `share`.
+
+    A stream is read and written by every block, so its width is memory traffic more than multiply-adds.
+    """
+    together = asfp.SoftPruner(copy.deepcopy(dense), 0.5, 1, selection="coupled", example_inputs=x).together
+    streams = {i for unit in together.units if len(unit.writers) > 1 for i, _ in unit.writers}
+
+    def pruned(step: int) -> asfp.CompactModule:
+        model = copy.deepcopy(dense)
+        rates = {layer.name: 0.5 if i in streams else step / 100 for i, layer in enumerate(together.layers)}
+        asfp.SoftPruner(model, None, 1, selection="coupled", align=align, layers=rates, example_inputs=x).step(1)
+        return asfp.compact(model, x, layout=layout, check=False).eval()
+
+    for step in range(60):
+        plan = (model := pruned(step)).plan
+        if plan.macs_after <= share * plan.macs_before:
+            return model
+    return None
 
 
 def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, nn.Module] | None:
@@ -90,13 +112,17 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
     if wanted("independent, gathers"):
         found["independent, gathers"] = plain
     add("independent", options.rate, "independent", 1, layout)
-    share = plain.plan.macs_after / plain.plan.macs_before  # type: ignore[union-attr, operator]
+    share = plain.plan.macs_after / plain.plan.macs_before if options.macs is None else 1 - options.macs
     for align in options.align:
         for selection in ("independent", "nested"):
             add(f"{selection}, align {align}", options.rate, selection, align, layout)
         if wanted(f"coupled, align {align}"):
             rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
             add(f"coupled, align {align}", rate, "coupled", align, layout)
+        if wanted(name := f"coupled, half streams, align {align}") and (
+            half := half_streams(dense, x, share, align, layout)
+        ):
+            found[name] = half
         if wanted(f"Torch-Pruning, round_to {align}") and (other := theirs(dense, x, share, align)):
             found[other[0]] = other[1]
     return found
@@ -132,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="resnet18, resnet34, resnet50; may be repeated")
     parser.add_argument("--rate", type=float, default=0.3)
+    parser.add_argument("--macs", type=float, help="MACs that coupled rows save at least [as many as independent]")
     parser.add_argument("--align", type=int, action="append", help="may be repeated [32]")
     parser.add_argument("--layout", default=None, help="[auto on a CPU, zeros on a GPU]")
     parser.add_argument("--only", action="append", help="text in the names of the rows to time; may be repeated")
