@@ -156,6 +156,35 @@ def test_frozen_filters_stay_zero_and_the_rest_trains(tmp_path: Path, method: st
     assert record["compact"]["macs"] < 0.7 * record["compact"]["macs_dense"]
 
 
+def test_a_captured_step_finds_the_held_filters_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph reads what it was captured with: factors made anew each epoch would be memory that is gone."""
+    parts, read, multiply = parts_with(freeze_epochs=3), list[Tensor](), torch._foreach_mul_
+    assert parts.regrowth is not None
+
+    def recorded(tensors: list[Tensor], factors: list[Tensor]) -> None:
+        read.extend(factors)
+        multiply(tensors, factors)
+
+    steps(parts, 1)
+    prune(parts, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_mul_", recorded)
+        parts.regrowth.enforce_()
+    captured = [(factor, factor.clone()) for factor in read]
+    for epoch in (2, 3):
+        steps(parts, 1, epoch)
+        parts.regrowth.after(epoch)
+        read.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "_foreach_mul_", recorded)
+            parts.regrowth.enforce_()
+        assert len(read) == len(captured) > 0
+        for now, (factor, values) in zip(read, captured, strict=True):
+            assert now.data_ptr() == factor.data_ptr()
+            assert torch.equal(now, values)
+            assert 0 < (now == 0).sum() < now.numel()
+
+
 def test_a_loss_that_learns_from_a_teacher() -> None:
     teacher, logits = nn.Linear(3, 5), torch.randn(7, 5, requires_grad=True)
     images, labels = torch.randn(7, 3), torch.randint(5, (7,))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from asfp.errors import AsfpError
+from asfp.filters import factors
 from asfp.pruner import HardPruner, SoftPruner
 from asfp.selection import Layer
 from asfp.train.config import PruningConfig
@@ -47,13 +48,13 @@ class Regrowth:
         self.layers: list[Layer] = pruner.zeroed_layers
         self.norms = {layer.name: _norm_of(layer, norms) for layer in self.layers} if config.norm == "reset" else {}
         self._before: list[Tensor] = []
-        self._held: list[tuple[Tensor, Tensor]] = []
+        self._factors: list[Tensor] = []
 
     @property
     def holding(self) -> bool:
         """Whether pruned filters are kept at zero in every step: in the frozen end, and always in hard pruning."""
         hard = isinstance(self.pruner, HardPruner) and bool(self.pruner.masks)
-        return hard or bool(self._held)
+        return hard or bool(self._factors)
 
     def frozen(self, epoch: int) -> bool:
         """Whether the filters are no longer chosen in this epoch."""
@@ -97,16 +98,14 @@ class Regrowth:
         """Zero the held filters again; called after each step of the optimiser while `holding`."""
         if isinstance(self.pruner, HardPruner):
             self.pruner.enforce_()
-        elif self._held:
-            torch._foreach_mul_([tensor for tensor, _ in self._held], [factor for _, factor in self._held])
+        elif self._factors:
+            tensors = [tensor for layer in self.layers for tensor in layer.tensors(self.pruner.zero_maps)]
+            torch._foreach_mul_(tensors, self._factors)
 
     @torch.no_grad()
     def _hold(self) -> None:
-        self._held = []
-        for layer in self.layers:
-            for tensor in layer.tensors(self.pruner.zero_maps):
-                gone = _along(~self.pruner.masks[layer.name], tensor)
-                self._held.append((tensor, torch.ones_like(tensor, requires_grad=False).masked_fill_(gone, 0.0)))
+        """A captured step reads the factors at their addresses, so from the second epoch on they are filled again."""
+        self._factors = factors(self.layers, self.pruner.masks, self.pruner.zero_maps, self._factors)
 
     def _reset_norm(self, layer: Layer) -> None:
         norm = self.norms.get(layer.name)
