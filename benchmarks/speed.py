@@ -34,31 +34,21 @@ BARS = {"independent": 0.85, "nested": 0.95, "coupled": 1.0}
 """Time saved / MACs saved that we want on the CPU; the paper's own Table IV has 0.66 to 0.71."""
 
 
-def ours(dense: nn.Module, x: Tensor, rate: float, selection: str, align: int, layout: str) -> asfp.CompactModule:
+def ours(
+    dense: nn.Module, x: Tensor, rate: float, selection: str, align: int, layout: str, streams: float | None = None
+) -> asfp.CompactModule:
     model = copy.deepcopy(dense)
-    asfp.SoftPruner(model, rate, 1, selection=selection, align=align, example_inputs=x).step(1)
+    asfp.SoftPruner(model, rate, 1, selection=selection, streams=streams, align=align, example_inputs=x).step(1)
     return asfp.compact(model, x, layout=layout, check=False).eval()
 
 
-def half_streams(dense: nn.Module, x: Tensor, share: float, align: int, layout: str) -> asfp.CompactModule | None:
-    """Coupled: half of every residual stream, and of other layers the first rate in steps of 1 % that leaves `share`.
+def half_streams(dense: nn.Module, x: Tensor, share: float, align: int, layout: str) -> asfp.CompactModule:
+    """Coupled: half of every residual stream, and of other layers the first rate that leaves `share` of the MACs.
 
     A stream is read and written by every block, so its width is memory traffic more than multiply-adds.
     """
-    together = asfp.SoftPruner(copy.deepcopy(dense), 0.5, 1, selection="coupled", example_inputs=x).together
-    streams = {i for unit in together.units if len(unit.writers) > 1 for i, _ in unit.writers}
-
-    def pruned(step: int) -> asfp.CompactModule:
-        model = copy.deepcopy(dense)
-        rates = {layer.name: 0.5 if i in streams else step / 100 for i, layer in enumerate(together.layers)}
-        asfp.SoftPruner(model, None, 1, selection="coupled", align=align, layers=rates, example_inputs=x).step(1)
-        return asfp.compact(model, x, layout=layout, check=False).eval()
-
-    for step in range(60):
-        plan = (model := pruned(step)).plan
-        if plan.macs_after <= share * plan.macs_before:
-            return model
-    return None
+    rate = rate_for_macs(dense, x, share, selection="coupled", streams=0.5, align=align).rate
+    return ours(dense, x, rate, "coupled", align, layout, streams=0.5)
 
 
 def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, nn.Module] | None:
@@ -119,10 +109,8 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
         if wanted(f"coupled, align {align}"):
             rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
             add(f"coupled, align {align}", rate, "coupled", align, layout)
-        if wanted(name := f"coupled, half streams, align {align}") and (
-            half := half_streams(dense, x, share, align, layout)
-        ):
-            found[name] = half
+        if wanted(name := f"coupled, half streams, align {align}"):
+            found[name] = half_streams(dense, x, share, align, layout)
         if wanted(f"Torch-Pruning, round_to {align}") and (other := theirs(dense, x, share, align)):
             found[other[0]] = other[1]
     return found

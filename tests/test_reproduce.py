@@ -21,7 +21,7 @@ from asfp.reproduce import DEFINITIONS, NAMES
 from asfp.reproduce.definition import Definition, Row, Run, Value, dense, pruned
 from asfp.reproduce.execute import parse_budget
 from asfp.reproduce.imagenet import MACS
-from asfp.reproduce.plan import Places, Plan, arguments_of, find_recipes, make_plan
+from asfp.reproduce.plan import Places, Plan, arguments_of, find_recipes, make_plan, weights_of
 from asfp.reproduce.records import collect, key_of, load_records, read_record
 from asfp.reproduce.show import as_dict, as_text, mean_deviation, sheet_of
 from asfp.train import TrainConfig, load_config
@@ -350,6 +350,28 @@ def test_records_are_collected_from_run_folders(tmp_path: Path) -> None:
     put(tmp_path, dense("resnet110"), 0, 0.9, name=run.name(0))
     with pytest.raises(AsfpError, match="is the record of another run"):
         collect(folder, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "size", "kept"), [("none", 9, True), ("asfp", 9, False), ("none", 9 << 20, False)])
+def test_small_weights_of_unpruned_runs_are_kept_and_found(tmp_path: Path, method: str, size: int, kept: bool) -> None:
+    needing = pruned("resnet56", "asfp", start="pretrained")
+    run = dense("resnet56") if method == "none" else pruned("resnet56", method)
+    folder = tmp_path / "runs" / run.name(0)
+    folder.mkdir(parents=True)
+    put(tmp_path / "away", run, 0, 0.94).rename(folder / "record.json")
+    (folder / "model.pt").write_bytes(b"w" * size)
+    collect(folder, tmp_path)
+    file = tmp_path / "weights" / f"{run.name(0)}.pt"
+    assert file.exists() == kept
+    if kept:
+        places = Places(RECIPES, tmp_path, tmp_path / "runs")
+        assert weights_of(needing, 0, places) == folder / "model.pt"
+        (folder / "model.pt").write_bytes(b"others")
+        collect(folder, tmp_path)
+        (folder / "model.pt").unlink()
+        assert weights_of(needing, 0, places) == file
+        assert file.read_bytes() == b"w" * size
+        assert key_of(config_of(needing, 0, places)) == key_of(config_of(needing))
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,26 @@ def check_goal(rate: object, schedule: object, epochs: int, mapped: bool) -> flo
     return None
 
 
+def check_streams(value: object, mapped: bool) -> float | None:
+    """The rate of residual streams, when it is None or a number from 0 to below 1 and the layers have no own rates.
+
+    >>> check_streams(0.5, mapped=False)
+    0.5
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < 1.0:
+        raise AsfpError(
+            f"streams={value!r} is not a rate: it must be at least 0 (streams keep their width) and below 1, e.g. 0.5"
+        )
+    if mapped:
+        raise AsfpError(
+            f"streams={value!r} does not go with a mapping in layers, which gives each layer its rate: put the layers "
+            "that write a stream into it, or leave one of them out"
+        )
+    return float(value)
+
+
 def checked_state(state: object, settings: Mapping[str, Any], filters: Mapping[str, int]) -> dict[str, Tensor]:
     """The masks of a pruner's state, when it comes from a pruner with these settings on layers of these sizes.
 

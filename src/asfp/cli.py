@@ -118,6 +118,9 @@ def measure(
     model: Annotated[str, typer.Argument(help="resnet56, vgg16, torchvision:NAME, timm:NAME, or a .safetensors file.")],
     rate: Annotated[float | None, typer.Option(help="Share of the filters to prune, between 0 and 1.")] = None,
     selection: Annotated[str | None, typer.Option(help="independent (the default), nested or coupled.")] = None,
+    streams: Annotated[
+        float | None, typer.Option(help="Another rate for layers that write a residual stream, 0 to leave them.")
+    ] = None,
     align: Annotated[int | None, typer.Option(help="Keep multiples of so many filters. [default: 1]")] = None,
     target_macs: Annotated[float | None, typer.Option(help="Find the rate that leaves this share of the MACs.")] = None,
     target_latency: Annotated[
@@ -142,6 +145,7 @@ def measure(
                 latency=target_latency,
                 engine=engine,
                 selection=selection,
+                streams=streams,
                 align=align,
                 size=size,
                 as_json=as_json,
@@ -153,6 +157,7 @@ def measure(
             model,
             rate=rate,
             selection=selection,
+            streams=streams,
             align=align,
             preset=preset,
             size=size,

@@ -16,6 +16,7 @@ from asfp.checks import (
     check_goal,
     check_scheduled,
     check_selection,
+    check_streams,
     checked_state,
     schedule_goal,
 )
@@ -43,6 +44,8 @@ class SoftPruner:
       stream keep prefixes of one common order, at the same counts; "coupled", all that write a stream, projection
       shortcuts too, prune the same channels, so that `asfp.compact` narrows the stream itself: fewer multiply-adds at
       the same rate. An operation without a rule ends a stream: what it reads is chosen independently.
+    - `streams`: another rate for layers that write a residual stream together with others. Every block reads and writes
+      it, so its width is memory traffic more than multiply-adds; 0 prunes within the blocks alone. None: `rate`.
     - `align`: keep multiples of so many filters, at the multiply-adds that the rate asks for; see `asfp.align`.
     - `zero_maps`: also zero the bias, the batch norm's shift and its running mean of the pruned filters, so that their
       maps are zero. Left alone, as in the paper's code, they make the map of a zero filter a constant. Use it for the
@@ -70,6 +73,7 @@ class SoftPruner:
         layers: Layers = None,
         interval: int = 1,
         selection: str = "independent",
+        streams: float | None = None,
         align: int = 1,
         zero_maps: bool = False,
         example_inputs: Any = None,
@@ -81,10 +85,11 @@ class SoftPruner:
         self.selection = check_selection(selection)
         self.align = check_align(align)
         goal = check_goal(rate, schedule, self.epochs, isinstance(layers, Mapping))
+        self.streams = check_streams(streams, isinstance(layers, Mapping))
         needs_norm = self.zero_maps or self.criterion.reads == "bn_scale"
         selected = select_streams(
-            unwrap(model), layers, goal, selection=self.selection, needs_streams=self.align > 1, needs_norm=needs_norm,
-            example_inputs=example_inputs,
+            unwrap(model), layers, goal, selection=self.selection, stream_rate=self.streams,
+            needs_streams=self.align > 1, needs_norm=needs_norm, example_inputs=example_inputs,
         )  # fmt: skip
         self.layers = selected.layers
         self.together = Together(selected, self.selection, self.align)
@@ -186,7 +191,7 @@ class SoftPruner:
         return (
             f"{type(self).__name__}({len(self.layers)} layers, {filters} filters, rate={self.rate:g}, "
             f"epochs={self.epochs}, schedule={self.schedule}, criterion={self.criterion}, selection={self.selection}, "
-            f"align={self.align})"
+            f"{'' if self.streams is None else f'streams={self.streams:g}, '}align={self.align})"
         )
 
 

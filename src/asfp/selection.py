@@ -15,8 +15,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from asfp.coupling import whole_streams
 from asfp.errors import AsfpError, TraceError, nearest
+from asfp.flow import Width
 from asfp.roles import CONVOLUTIONS, LEAVES, Convolution, Roles, find_roles, is_depthwise
-from asfp.streams import Ids, Streams, find_streams
+from asfp.streams import Ids, Streams, find_streams, shared_streams
 from asfp.trace import trace
 
 Layers = Callable[[str, nn.Module], bool] | Mapping[str, float] | None
@@ -113,17 +114,20 @@ def select_streams(
     rate: float | None,
     *,
     selection: str = "independent",
+    stream_rate: float | None = None,
     needs_streams: bool = False,
     needs_norm: bool = False,
     example_inputs: Any = None,
 ) -> Selected:
     """The layers to prune and their streams. Coupled, all that write a stream are chosen, projections too.
 
+    Of the chosen layers, those that write a stream with others are pruned to `stream_rate`, where there is one.
+
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4, 2))
     >>> select_streams(net, None, 0.5, needs_streams=True).streams.writes["2"]
     array([ 8,  9, 10, 11])
     """
-    needs_streams = needs_streams or selection != "independent"
+    needs_streams = needs_streams or selection != "independent" or stream_rate is not None
     with _uncompiled(model):
         convolutions = {n: m for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
         if not convolutions:
@@ -131,9 +135,13 @@ def select_streams(
         depthwise = any(map(is_depthwise, convolutions.values()))
         roles, streams = _roles(model, layers, needs_norm, needs_streams, depthwise, example_inputs)
     goals = _goals(convolutions, layers, rate, roles)
+    if stream_rate is not None:
+        assert streams is not None
+        goals = _with_stream_rate(goals, streams, convolutions, stream_rate)
     if selection == "coupled":
         assert streams is not None
-        goals = whole_streams(goals, streams, convolutions, None if layers is not None else rate)
+        joining = None if layers is not None else rate if stream_rate is None else stream_rate
+        goals = whole_streams(goals, streams, convolutions, joining)
     chosen: dict[int, Layer] = {}
     for name, goal in goals.items():
         module = convolutions[name]
@@ -213,6 +221,24 @@ def _goals(
     return goals
 
 
+def _with_stream_rate(
+    goals: Mapping[str, float], streams: Streams, convolutions: Mapping[str, Convolution], rate: float
+) -> dict[str, float]:
+    """Of the chosen layers, those that write a stream with others get `rate`; with 0 they are left out."""
+    shared = {id(convolutions[name].weight) for names in shared_streams(streams, Width.UNKNOWN) for name in names}
+    if not any(id(convolutions[name].weight) in shared for name in goals):
+        raise AsfpError(
+            f"streams={rate:g} changes nothing: none of the layers to prune writes a residual stream together with "
+            "another; leave it out"
+        )
+    changed = {name: rate if id(convolutions[name].weight) in shared else goal for name, goal in goals.items()}
+    if not any(changed.values()):
+        raise AsfpError(
+            "streams=0 leaves no layer to prune: each of them writes a residual stream; give a rate above 0"
+        )
+    return {name: goal for name, goal in changed.items() if goal > 0.0}
+
+
 def _mapped(
     convolutions: Mapping[str, Convolution], free: Mapping[str, Convolution], layers: Mapping[str, float]
 ) -> dict[str, float]:
@@ -265,7 +291,7 @@ def _roles(
         if needs_streams:
             raise TraceError(
                 f"{cause} It is traced to find what writes each residual stream. Ways out: {inputs}"
-                'use selection="independent" and align=1, which need no streams'
+                'use selection="independent", align=1 and streams=None, which need no streams'
             ) from error
         if layers is None:
             raise TraceError(

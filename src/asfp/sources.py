@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asfp.checks import SELECTIONS, check_align, check_selection
+from asfp.checks import SELECTIONS, check_align, check_selection, check_streams
 from asfp.compaction import CompactModule, compact
 from asfp.compaction.layout import LAYOUTS
 from asfp.errors import AsfpError, nearest
@@ -39,6 +39,8 @@ class Source:
     """Likewise, from @RATE:ALIGN or @RATE:SELECTION:ALIGN."""
     layout: str | None = None
     """As `asfp.compact` takes it, last of all: @RATE:SELECTION:ALIGN:LAYOUT."""
+    streams: float | None = None
+    """The rate of layers that write a residual stream, from @RATE/STREAMS."""
 
     @property
     def is_graph_file(self) -> bool:
@@ -47,7 +49,7 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """NAME, NAME@RATE, NAME@RATE:SELECTION:ALIGN:LAYOUT (any of these may be left out), or a file.
+    """NAME, NAME@RATE, NAME@RATE/STREAMS:SELECTION:ALIGN:LAYOUT (any of these may be left out), or a file.
 
     >>> parse_source("torchvision:resnet50@0.3").rate
     0.3
@@ -55,6 +57,8 @@ def parse_source(text: str) -> Source:
     ('nested', 8)
     >>> parse_source("torchvision:resnet50@0.3:zeros").layout
     'zeros'
+    >>> parse_source("torchvision:resnet50@0.27/0.5:coupled:128").streams
+    0.5
     >>> parse_source("resnet56").name
     'resnet56'
     """
@@ -66,12 +70,18 @@ def parse_source(text: str) -> Source:
     if not at:
         return Source(text, text, None, None)
     rate, *options = pruning.split(":")
+    share, slash, streams = rate.partition("/")
+    number = check_rate(f"{name}@RATE", _number(text, share))
+    wide = check_streams(_number(text, streams), mapped=False) if slash else None
+    selection, align, layout = _options(text, options)
+    return Source(text, name, number, None, selection, align, layout, wide)
+
+
+def _number(text: str, rate: str) -> float:
     try:
-        number = float(rate)
+        return float(rate)
     except ValueError:
         raise AsfpError(f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4") from None
-    selection, align, layout = _options(text, options)
-    return Source(text, name, check_rate(f"{name}@RATE", number), None, selection, align, layout)
 
 
 def _options(text: str, options: list[str]) -> tuple[str | None, int | None, str | None]:
@@ -114,7 +124,8 @@ def build(source: Source, size: str | None = None, seed: int = 0) -> tuple[nn.Mo
     example = torch.zeros(resize(input_shape(source.name, model), size))
     if source.rate is None:
         return model, example
-    return prune_and_compact(model, example, source.rate, source.selection, source.align, source.layout), example
+    options = (source.selection, source.align, source.layout, source.streams)
+    return prune_and_compact(model, example, source.rate, *options), example
 
 
 def prune_and_compact(
@@ -124,13 +135,14 @@ def prune_and_compact(
     selection: str | None = None,
     align: int | None = None,
     layout: str | None = None,
+    streams: float | None = None,
 ) -> CompactModule:
     """The model pruned in place to `rate` in one step, then compacted; None stands for the usual choice.
 
     >>> prune_and_compact(create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5).get_submodule("conv1").out_channels
     8
     """
-    options: dict[str, Any] = {"selection": selection or "independent", "align": align or 1}
+    options: dict[str, Any] = {"selection": selection or "independent", "align": align or 1, "streams": streams}
     SoftPruner(model, rate, epochs=1, example_inputs=example, **options).step(1)
     return compact(model, example, layout=layout or "least")
 

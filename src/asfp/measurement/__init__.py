@@ -41,6 +41,8 @@ class Pruned:
     params_compact: int
     selection: str = "independent"
     align: int = 1
+    streams: float | None = None
+    """The rate of layers that write a residual stream with others, where it is another."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Measurement:
             result |= {
                 "rate": cut.rate,
                 "selection": cut.selection,
+                "streams": cut.streams,
                 "align": cut.align,
                 "macs_paper": round(cut.macs_paper),
                 "cut_paper_percent": round(self.cut_percent(cut.macs_paper), 4),
@@ -123,6 +126,7 @@ def measure(
     rate: float | None = None,
     layers: Layers = None,
     selection: str = "independent",
+    streams: float | None = None,
     align: int = 1,
     repeats: int = 0,
 ) -> Measurement:
@@ -131,8 +135,8 @@ def measure(
     A convolution costs positions * weights, a linear map in * out; biases, norms and activations are not counted. A
     layer that is called twice counts twice in multiply-adds and once in parameters. The model itself is not changed
     and its weights do not matter: what is pruned and compacted is a copy with random ones. `rate`, `layers`,
-    `selection` and `align` are as in SoftPruner. With `repeats`, `latency_ms` is the median time of so many runs on
-    the example, in evaluation mode.
+    `selection`, `streams` and `align` are as in SoftPruner. With `repeats`, `latency_ms` is the median time of so many
+    runs on the example, in evaluation mode.
 
     >>> import asfp
     >>> found = asfp.measure(asfp.create_model("resnet20"), torch.zeros(1, 3, 32, 32), rate=0.4)
@@ -147,7 +151,8 @@ def measure(
     counted = count_layers(model, example_inputs)
     pruned = None
     if rate is not None or layers is not None:
-        pruned = _pruned(model, example_inputs, rate, layers, selection, align)
+        options = {"layers": layers, "selection": selection, "streams": streams, "align": align}
+        pruned = _pruned(model, example_inputs, rate, options)
     latency = None
     if repeats:
         from asfp.bench import latency_ms
@@ -156,13 +161,9 @@ def measure(
     return Measurement(type(model).__name__, _shape(example_inputs), counted, pruned, latency)
 
 
-def _pruned(
-    model: nn.Module, example_inputs: Example, rate: float | None, layers: Layers, selection: str, align: int
-) -> Pruned:
+def _pruned(model: nn.Module, example_inputs: Example, rate: float | None, options: Mapping[str, Any]) -> Pruned:
     copied = _with_random_weights(model)
-    pruner = SoftPruner(
-        copied, rate, epochs=1, layers=layers, selection=selection, align=align, example_inputs=example_inputs
-    )
+    pruner = SoftPruner(copied, rate, epochs=1, example_inputs=example_inputs, **options)
     if pruner.together.streams is not None:
         paper, integer = pruner.together.macs_exact(), pruner.together.macs(1.0)
     else:
@@ -172,14 +173,15 @@ def _pruned(
     pruner.step(1)
     small = count_layers(compact(copied, example_inputs, check=False), example_inputs)
     return Pruned(
-        rate=None if isinstance(layers, Mapping) else rate,
+        rate=None if isinstance(options["layers"], Mapping) else rate,
         macs_paper=paper,
         macs_integer=integer,
         macs_compact=sum(layer.macs_conv for layer in small),
         macs_compact_linear=sum(layer.macs_linear for layer in small),
         params_compact=sum(layer.params for layer in small),
-        selection=selection,
-        align=align,
+        selection=pruner.selection,
+        align=pruner.align,
+        streams=pruner.streams,
     )
 
 

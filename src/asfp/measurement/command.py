@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from asfp.checks import check_align, check_selection
+from asfp.checks import check_align, check_selection, check_streams
 from asfp.compaction import CompactModule
 from asfp.errors import AsfpError
 from asfp.measurement import Measurement, measure
@@ -24,6 +26,7 @@ def measure_source(
     *,
     rate: float | None = None,
     selection: str | None = None,
+    streams: float | None = None,
     align: int | None = None,
     preset: str | None = None,
     size: str | None = None,
@@ -41,13 +44,16 @@ def measure_source(
     rates = _preset(source, preset, rate)
     rate = _rate(source, rate, as_given=preset is None)
     selection = _once(source, "selection", source.selection, selection) or "independent"
+    streams = _once(source, "streams", source.streams, streams)
     align = _once(source, "align", source.align, align) or 1
-    if rate is None and rates is None and (selection, align) != ("independent", 1):
-        raise AsfpError(f"--selection and --align say how {text} is pruned: give --rate too, e.g. --rate 0.4")
+    if rate is None and rates is None and (selection, streams, align) != ("independent", None, 1):
+        raise AsfpError(
+            f"--selection, --streams and --align say how {text} is pruned: give --rate too, e.g. --rate 0.4"
+        )
     if source.layout is not None:
         raise AsfpError(f"{text}: MACs are counted for the layout with the fewest; leave out :{source.layout}")
     model, example = build(replace(source, rate=None), size)
-    found = measure(model, example, rate=rate, layers=rates, selection=selection, align=align)
+    found = measure(model, example, rate=rate, layers=rates, selection=selection, streams=streams, align=align)
     found = replace(found, model=text.partition("@")[0])
     origin = _origin(model, found, example) if isinstance(model, CompactModule) else {}
     if as_json:
@@ -64,6 +70,7 @@ def find_target(
     latency: float | None = None,
     engine: str | None = None,
     selection: str | None = None,
+    streams: float | None = None,
     align: int | None = None,
     size: str | None = None,
     as_json: bool = False,
@@ -85,7 +92,8 @@ def find_target(
     if macs is not None and engine is not None:
         raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency")
     model, example = build(source, size)
-    options: dict[str, Any] = {"selection": selection or "independent", "align": 1 if align is None else align}
+    options: dict[str, Any] = {"selection": selection or "independent", "streams": streams, "align": align or 1}
+    _once(source, "align", None, align)
     if macs is not None:
         found = rate_for_macs(model, example, macs, **options)
     else:
@@ -112,7 +120,11 @@ def _once(source: Source, name: str, own: Any, given: Any) -> Any:
     return own if given is None else given
 
 
-CHECKS = {"selection": check_selection, "align": check_align}
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "selection": check_selection,
+    "streams": partial(check_streams, mapped=False),
+    "align": check_align,
+}
 
 
 def _preset(source: Source, preset: str | None, rate: float | None) -> dict[str, float] | None:

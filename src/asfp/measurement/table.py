@@ -29,6 +29,7 @@ def as_table(found: Measurement, *, layers: bool = False) -> str:
         title += f", {100 * found.pruned.rate:g} % of the filters pruned"
     if found.pruned is not None:
         cut = found.pruned
+        title += f", {100 * cut.streams:g} % of those on streams" if cut.streams is not None else ""
         title += f", {cut.selection}" if cut.selection != "independent" else ""
         title += f", multiples of {cut.align} kept" if cut.align > 1 else ""
     console.print(title)

@@ -10,7 +10,7 @@ from asfp.report.groups import METHODS, Group, matching_dense
 from asfp.report.paper import printed
 from asfp.report.values import dig, mean_and_deviation, number
 
-ABLATED = ("interval", "d", "start", "criterion", "schedule", "selection", "align", "zero_maps")
+ABLATED = ("interval", "d", "start", "criterion", "schedule", "selection", "streams", "align", "zero_maps")
 """Settings of `pruning` whose effect is drawn where runs differ in one of them alone."""
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from asfp.errors import AsfpError, nearest
 from asfp.reproduce.definition import Definition, Row, Run
-from asfp.reproduce.records import Record, key_of, read_record
+from asfp.reproduce.records import Record, kept_weights, key_of, read_record
 from asfp.train.checkpoint import CURRENT, PREVIOUS
 from asfp.train.config import TrainConfig, load_config
 from asfp.train.journal import METRICS
-from asfp.train.record import RECORD
+from asfp.train.record import MODEL, RECORD
 
 ASSUMED_SECONDS = {"resnet20": 0.66, "resnet32": 1.0, "resnet56": 1.68, "resnet110": 3.2, "vgg16": 2.0}
 """An epoch on one H200 by itself, where no record says it. ResNet-20 and 56 were measured (2.2 and 5.6 minutes for 200
@@ -105,9 +105,11 @@ def arguments_of(run: Run, seed: int, places: Places) -> tuple[str, ...]:
 
 
 def weights_of(run: Run, seed: int, places: Places) -> Path:
-    """The weights that the run starts or learns from."""
+    """The weights that the run starts or learns from: in the folder of their run, or as they were kept."""
     assert run.needs is not None
-    return places.runs / run.needs.name(seed) / "model.pt"
+    name = run.needs.name(seed)
+    own, kept = places.runs / name / MODEL, kept_weights(places.results, name)
+    return kept if kept.exists() and not own.exists() else own
 
 
 def make_plan(

@@ -9,10 +9,14 @@ from typing import Any
 
 from asfp.errors import AsfpError
 from asfp.train.config import TrainConfig
+from asfp.train.files import write_whole
 from asfp.train.identity import identity, settings
-from asfp.train.record import RECORD, write_record
+from asfp.train.record import MODEL, RECORD, write_record
 
 Record = dict[str, Any]
+
+KEPT_BYTES = 8 << 20
+"""Of unpruned runs, weights up to this size are kept beside the records, for the runs that start or learn from them."""
 
 
 def key_of(config: TrainConfig | Mapping[str, Any]) -> str:
@@ -75,8 +79,19 @@ def load_records(folder: Path) -> dict[str, Record]:
     return found
 
 
+def kept_weights(results: Path, name: str) -> Path:
+    """Where the weights of an unpruned run are kept, once its folder is gone.
+
+    >>> kept_weights(Path("results"), "resnet56-seed0").as_posix()
+    'results/weights/resnet56-seed0.pt'
+    """
+    return results / "weights" / f"{name}.pt"
+
+
 def collect(run: Path, results: Path) -> Path | None:
     """Copy the record of a finished run folder to `results`/cifar10; None where the run is not finished.
+
+    Small weights of unpruned runs are copied too, to `kept_weights`.
 
     >>> collect(Path("nowhere"), Path("results")) is None
     True
@@ -90,4 +105,9 @@ def collect(run: Path, results: Path) -> Path | None:
         raise AsfpError(f"{target} is the record of another run than {run}: rename one of them")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_record(target, record)
+    weights, kept = run / MODEL, kept_weights(results, run.name)
+    unpruned = record["config"]["pruning"]["method"] == "none"
+    if unpruned and weights.exists() and weights.stat().st_size <= KEPT_BYTES and not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, weights.read_bytes())
     return target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -49,6 +49,8 @@ class Target:
     interval: tuple[float, float] | None = None
     """95 % interval of the measured outcome."""
     rounds: int = 1
+    streams: float | None = None
+    """The rate of layers that write a residual stream, where it is another."""
 
     @property
     def met(self) -> bool:
@@ -60,7 +62,8 @@ class Target:
         return {**asdict(self), "met": self.met}
 
     def __str__(self) -> str:
-        how = f"rate {self.rate:g}, {self.selection}" + (f", align {self.align}" if self.align > 1 else "")
+        how = f"rate {self.rate:g}" + (f", streams {self.streams:g}" if self.streams is not None else "")
+        how += f", {self.selection}" + (f", align {self.align}" if self.align > 1 else "")
         if self.kind == "macs":
             return (
                 f"{how}, layout {self.layout}: {100 * self.outcome:.2f} % of the MACs (asked {100 * self.target:g} %)"
@@ -80,12 +83,14 @@ def rate_for_macs(
     target: float,
     *,
     selection: str = "independent",
+    streams: float | None = None,
     align: int = 1,
     layout: str = "least",
 ) -> Target:
     """The smallest uniform rate whose compact network has at most `target` of the dense one's MACs.
 
-    Counted on the real compact network, pruned by the weights as they are; the model is not changed.
+    With `streams` it is that of the other layers. Counted on the real compact network, pruned by the weights as they
+    are; the model is not changed.
 
     >>> import asfp
     >>> found = rate_for_macs(asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5)
@@ -93,7 +98,7 @@ def rate_for_macs(
     (True, True)
     """
     _check("target_macs", target)
-    cut = _cutter(_network(model), example, selection, align, layout)
+    cut = _cutter(_network(model), example, {"selection": selection, "streams": streams, "align": align}, layout)
     rate = _smallest(lambda step: _macs_share(cut(step)) <= target, rising=layout == "auto")
     if rate is None:
         least = min(_macs_share(cut(step)) for step in (*range(0, LAST, COARSE), LAST))
@@ -102,7 +107,7 @@ def rate_for_macs(
             f"MACs are left; ask for more" + ("" if selection == "coupled" else ", or try selection='coupled'")
         )
     share = _macs_share(cut(rate))
-    return Target("macs", target, _rate(rate), selection, align, layout, share, share, share)
+    return Target("macs", target, _rate(rate), selection, align, layout, share, share, share, streams=streams)
 
 
 def rate_for_latency(
@@ -112,6 +117,7 @@ def rate_for_latency(
     *,
     engine: str = "onnxruntime",
     selection: str = "independent",
+    streams: float | None = None,
     align: int = 1,
     layout: str = "auto",
     repeats: int = 30,
@@ -137,7 +143,7 @@ def rate_for_latency(
     table = LayerTimes(engine, threads)
     setting = Setting(engine, batch=len(example), threads=threads)
     setting.check()
-    cut = _cutter(model, example, selection, align, layout)
+    cut = _cutter(model, example, {"selection": selection, "streams": streams, "align": align}, layout)
     dense = copy.deepcopy(model).eval()
     layers = table.total(uses_of(dense, example))
 
@@ -168,6 +174,7 @@ def rate_for_latency(
             engine,
             (1 - high, 1 - low),
             round_,
+            streams,
         )
         if target - SLACK <= tried[step].outcome <= target:
             break
@@ -201,7 +208,7 @@ def _rate(step: int) -> float:
 
 
 def _cutter(
-    model: nn.Module, example: Tensor, selection: str, align: int, layout: str
+    model: nn.Module, example: Tensor, options: Mapping[str, Any], layout: str
 ) -> Callable[[int], CompactModule]:
     """The compact network at a multiple of STEP."""
 
@@ -209,10 +216,7 @@ def _cutter(
     def cut(step: int) -> CompactModule:
         twin = copy.deepcopy(model).eval()
         if step:
-            pruner = SoftPruner(
-                twin, _rate(step), epochs=1, selection=selection, align=align, example_inputs=example
-            )  # fmt: skip
-            pruner.step(1)
+            SoftPruner(twin, _rate(step), epochs=1, example_inputs=example, **options).step(1)
         return compact(twin, example, layout=layout, check=False).eval()
 
     return cut

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asfp.checks import check_streams
 from asfp.errors import AsfpError, nearest
 from asfp.schedule import check_epochs, check_rate
 from asfp.train.reading import build, merge, parse_override, read_tables
@@ -130,6 +131,8 @@ class PruningConfig:
     """Rates by the convolution's name; `*` in a name stands for any part: {"layer*.conv1" = 0.3}. Empty: all."""
     zero_maps: bool = False
     selection: str = "independent"
+    streams: float = -1.0
+    """The rate of layers that write a residual stream with others; 0 leaves these alone, -1 is the same as `rate`."""
     align: int = 1
     momentum: str = "keep"
     """zero: at each pruning the optimiser's momentum of pruned filters is set to zero. keep: as the paper's code."""
@@ -148,6 +151,8 @@ class PruningConfig:
         _one_of("pruning.method", self.method, METHODS)
         _one_of("pruning.selection", self.selection, SELECTIONS)
         _at_least("pruning.align", self.align, 1)
+        if self.streams != -1.0:
+            check_streams(self.streams, mapped=bool(self.layers))
         _one_of("pruning.momentum", self.momentum, MOMENTUM)
         _one_of("pruning.norm", self.norm, NORM)
         _at_least("pruning.soften_epochs", self.soften_epochs, 0)

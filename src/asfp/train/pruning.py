@@ -38,7 +38,8 @@ def build_pruner(config: TrainConfig, model: nn.Module, data: Any) -> SoftPruner
         return kind(
         model, pruning.rate, config.epochs, schedule=_schedule(pruning, config.epochs), criterion=pruning.criterion,
         layers=_layers(pruning.layers, model), interval=pruning.interval, selection=pruning.selection,
-        align=pruning.align, zero_maps=pruning.zero_maps, example_inputs=torch.zeros(2, *data.shape, device=device),
+        streams=None if pruning.streams < 0.0 else pruning.streams, align=pruning.align, zero_maps=pruning.zero_maps,
+        example_inputs=torch.zeros(2, *data.shape, device=device),
     )  # fmt: skip
 
 

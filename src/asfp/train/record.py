@@ -29,6 +29,7 @@ from asfp.train.identity import settings
 from asfp.version import __version__
 
 RECORD = "record.json"
+MODEL = "model.pt"
 FORMAT = 1
 
 
@@ -40,7 +41,7 @@ def finish(config: TrainConfig, parts: Parts, progress: Progress, here: Mapping[
     history = progress.history
     model = copy.deepcopy(parts.model).cpu().float().eval()
     if parts.fabric.is_global_zero:
-        save_weights(model, config.folder / "model.pt")
+        save_weights(model, config.folder / MODEL)
     example = torch.randn(2, *parts.data.shape, generator=torch.Generator().manual_seed(0))
     small = compact(model, example)
     checked = verify(model, small, example)
