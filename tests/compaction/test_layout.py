@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import asfp
 from asfp.compaction import apply
+from asfp.compaction.channels import Facts
 from asfp.compaction.layers import BorderBias, Pick, Surround, Widen
 from asfp.compaction.layout import LAYOUTS, Prices, is_run, order_of
 from asfp.compaction.tune import candidates
@@ -196,6 +197,45 @@ def test_two_blocks_with_any_sets_need_no_gather(constants: bool) -> None:
     assert list(small.plan.layouts.values()) == ["pad", "pad"]
     assert any(isinstance(m, Surround) for m in small.modules()) == constants
     assert_equal(model, small, (2, 3, 7, 6))
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_sides_that_both_lack_channels_are_padded_both(
+    monkeypatch: pytest.MonkeyPatch, seed: int, constants: bool
+) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Conv2d(3, 24, 1, bias=False), nn.BatchNorm2d(24), nn.MaxPool2d(2))
+            self.branch = nn.Sequential(nn.Conv2d(24, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24))
+            self.head = nn.Conv2d(24, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(torch.relu(x + self.branch(x)))
+
+    torch.manual_seed(seed)
+    model = Both().double().eval()
+    with torch.no_grad():
+        for part in (model.stem, model.branch):
+            part[0].weight[torch.randperm(24)[:14]] = 0  # type: ignore[index]
+            nn.init.normal_(part[1].bias) if constants else None  # type: ignore[index]
+    example = torch.zeros(1, 3, 10, 10, dtype=torch.float64)
+    small = asfp.compact(model, example)
+    gathers = [m for m in small.modules() if isinstance(m, (Pick, Widen))]
+    if not constants:
+        assert (list(small.plan.layouts.values()), gathers) == (["pad"], [])
+        assert small.get_submodule("stem.0").out_channels == small.get_submodule("branch.0").out_channels == 10
+    assert_equal(model, small, (2, 3, 12, 8))
+    recall = Facts.recall
+    monkeypatch.setattr(Facts, "recall", lambda facts, *asked: asked[1] != "both" and recall(facts, *asked))
+    plan = asfp.compact(model, example).plan
+    monkeypatch.undo()
+    old = apply(plan, model, example)  # a plan from before this was possible gathers, as it did then
+    assert not any(name.endswith(":both") for name in plan.facts)
+    assert any(isinstance(m, (Pick, Widen)) for m in old.modules())
+    assert_equal(model, old, (2, 3, 12, 8))
 
 
 def test_what_needs_the_natural_order_keeps_it() -> None:

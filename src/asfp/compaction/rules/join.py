@@ -187,21 +187,33 @@ class Arithmetic(Rule):
         return out.insert(f"{op.name}_constant", Constant(column(out.like(fill, x.node), axis, ndim)), ())
 
     def padded(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
-        """Eq. 8 without a gather: one operand's channels lie side by side among the other's."""
+        """Eq. 8 without a gather: the channels of each operand lie side by side among those of the result."""
         if a.kind != "channels" or b.kind != "channels" or not (out.has(a.node) and out.has(b.node)):
             return None
-        for wide, narrow in ((a, b), (b, a)):
-            w, n = out.physical(wide.node), out.physical(narrow.node)
-            count = len(n.keep)
-            if not (0 < count < len(keep) and np.array_equal(w.keep, keep) and n.keep[0] in keep):
-                continue
-            start = int(np.flatnonzero(keep == n.keep[0])[0])
-            if np.array_equal(n.keep, keep[start : start + count]) and shapes_of(wide.node) == shapes_of(
-                narrow.node
-            ) == shapes_of(op.node):
-                full = self.surrounded(op, narrow, keep[:start], keep[start + count :], axis, out)
-                return out.function(self.function, (w.node, full))
-        return None
+        if not shapes_of(a.node) == shapes_of(b.node) == shapes_of(op.node):
+            return None
+        starts = [self.start_of(out.physical(x.node).keep, keep) for x in (a, b)]
+        narrow = [len(out.physical(x.node).keep) < len(keep) for x in (a, b)]
+        if None in starts or not any(narrow):
+            return None
+        if all(narrow) and not out.state.facts.recall(op.name, "both", lambda: True):
+            return None  # an older plan gathers here
+        sides = []
+        for x, start in zip((a, b), starts, strict=True):
+            assert start is not None
+            physical = out.physical(x.node)
+            end = start + len(physical.keep)
+            whole = len(physical.keep) == len(keep)
+            sides.append(physical.node if whole else self.surrounded(op, x, keep[:start], keep[end:], axis, out))
+        return out.function(self.function, tuple(sides))
+
+    @staticmethod
+    def start_of(part: Labels, keep: Labels) -> int | None:
+        """Where `part` begins in `keep`, when it stands there in one piece."""
+        if not 0 < len(part) <= len(keep) or part[0] not in keep:
+            return None
+        start = int(np.flatnonzero(keep == part[0])[0])
+        return start if np.array_equal(part, keep[start : start + len(part)]) else None
 
     def surrounded(self, op: Op, x: Operand, before: Labels, after: Labels, axis: int, out: Rewriter) -> fx.Node:
         """An operand with its constant channels in front and behind: zeros by padding."""
