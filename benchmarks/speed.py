@@ -109,8 +109,8 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
         if wanted(f"coupled, align {align}"):
             rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
             add(f"coupled, align {align}", rate, "coupled", align, layout)
-        if wanted(name := f"coupled, half streams, align {align}"):
-            found[name] = half_streams(dense, x, share, align, layout)
+        if wanted(half := f"coupled, half streams, align {align}"):
+            found[half] = half_streams(dense, x, share, align, layout)
         if wanted(f"Torch-Pruning, round_to {align}") and (other := theirs(dense, x, share, align)):
             found[other[0]] = other[1]
     return found

@@ -370,7 +370,7 @@ def test_small_weights_of_unpruned_runs_are_kept_and_found(tmp_path: Path, metho
         collect(folder, tmp_path)
         (folder / "model.pt").unlink()
         assert weights_of(needing, 0, places) == file
-        assert file.read_bytes() == b"w" * size
+        assert file.read_bytes() == b"others"
         assert key_of(config_of(needing, 0, places)) == key_of(config_of(needing))
 
 

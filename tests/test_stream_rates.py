@@ -107,6 +107,44 @@ def test_the_same_as_a_mapping_that_names_the_layers(
         assert torch.equal(one.masks[name], mask)
 
 
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("torchvision:efficientnet_b0", "features.2.1.block.0.0", "features.2.1.block.3.0"),
+        ("torchvision:mobilenet_v3_small", "features.3.block.0.0", "features.3.block.2.0"),
+        ("torchvision:regnet_y_400mf", "trunk_output.block2.block2-0.f.a.0", "trunk_output.block2.block2-0.f.c.0"),
+    ],
+)
+def test_a_gate_alone_makes_no_stream(name: str, inside: str, outside: str) -> None:
+    """Squeeze and excite multiplies within a block: what it gates is not added to anything, and keeps its rate."""
+    example = torch.zeros(1, 3, 64, 64)
+    goals = {
+        layer.name: layer.goal
+        for layer in SoftPruner(create_model(name), 0.3, 1, streams=0.5, example_inputs=example).layers
+    }
+    assert (goals[inside], goals[outside]) == (0.3, 0.5)
+    left = SoftPruner(create_model(name), 0.3, 1, streams=0, example_inputs=example)
+    assert {layer.name for layer in left.layers} == {name for name, goal in goals.items() if goal == 0.3}
+
+
+def test_a_gate_on_a_stream_has_the_rate_of_what_it_gates() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+            self.squeeze, self.gate, self.head = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            y = self.last(torch.relu(self.inner(x)))
+            gate = torch.sigmoid(self.gate(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+            return self.head(torch.relu(x + y * gate))
+
+    pruner = SoftPruner(Gated(), 0.25, 1, selection="coupled", streams=0.5, example_inputs=torch.zeros(1, 3, 8, 8))
+    goals = {layer.name: layer.goal for layer in pruner.layers}
+    assert goals == {"stem": 0.5, "inner": 0.25, "last": 0.5, "squeeze": 0.25, "gate": 0.5}
+
+
 def test_a_predicate_chooses_and_streams_says_how_much() -> None:
     def chosen(name: str, module: nn.Module) -> bool:
         return name.startswith("layer1")
@@ -134,7 +172,7 @@ def test_state_goes_on_with_the_same_streams_only() -> None:
         ({"streams": True}, "streams=True is not a rate"),
         ({"streams": "half"}, "streams='half' is not a rate"),
         ({"streams": float("nan")}, "streams=nan is not a rate"),
-        ({"streams": 0.5, "layers": {"conv1": 0.3}, "rate": None}, "does not go with a mapping in layers"),
+        ({"streams": 0.5, "layers": {"conv1": 0.3}, "rate": None}, "does not go with layers that have rates"),
         ({"streams": 0.0, "layers": lambda name, _: name == "conv1"}, "streams=0 leaves no layer to prune"),
         ({"streams": 0.5, "layers": lambda name, _: name == "layer1.0.conv1"}, "streams=0.5 changes nothing"),
     ],
@@ -162,6 +200,16 @@ def test_measured_found_and_built_alike() -> None:
     assert target.streams == 0.5
     assert "streams 0.5, coupled" in str(target)
     assert rate_for_macs(net, IMAGE, 0.4, selection="coupled", streams=0.55).rate < target.rate
+    with pytest.raises(AsfpError, match=r"cannot be reached: .* or for a higher rate than streams=0$"):
+        rate_for_macs(net, IMAGE, 0.01, streams=0.0)
+    with pytest.raises(AsfpError, match=r"streams=0.5 is the rate of some layers: give rate="):
+        measure(net, IMAGE, streams=0.5)
+
+
+def test_a_name_with_streams_is_a_file_name(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["export", "resnet8@0.3/0.5:coupled", "--output", str(tmp_path)])
+    assert shown.exit_code == 0, shown.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["resnet8-0.3-0.5-coupled.onnx"]
 
 
 def test_on_the_command_line() -> None:
@@ -195,7 +243,7 @@ def test_in_a_recipe(tmp_path: Path) -> None:
     found = measure(net, image, rate=0.25, selection="coupled", streams=0.5).pruned
     assert found is not None
     assert record["compact"]["macs"] == found.macs_compact + found.macs_compact_linear
-    with pytest.raises(AsfpError, match=r"streams=-0\.5 is not a rate"):
+    with pytest.raises(AsfpError, match=r"pruning.streams=-0\.5 is not a rate"):
         config_from(tables | {"pruning": {"streams": -0.5}})
-    with pytest.raises(AsfpError, match="does not go with a mapping"):
+    with pytest.raises(AsfpError, match=r"pruning.streams=0.5 does not go with layers that"):
         config_from(tables | {"pruning": {"streams": 0.5, "layers": {"conv1": 0.2}}})

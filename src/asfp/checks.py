@@ -128,7 +128,7 @@ def check_goal(rate: object, schedule: object, epochs: int, mapped: bool) -> flo
     return None
 
 
-def check_streams(value: object, mapped: bool) -> float | None:
+def check_streams(value: object, mapped: bool, name: str = "streams") -> float | None:
     """The rate of residual streams, when it is None or a number from 0 to below 1 and the layers have no own rates.
 
     >>> check_streams(0.5, mapped=False)
@@ -138,12 +138,12 @@ def check_streams(value: object, mapped: bool) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < 1.0:
         raise AsfpError(
-            f"streams={value!r} is not a rate: it must be at least 0 (streams keep their width) and below 1, e.g. 0.5"
+            f"{name}={value!r} is not a rate: it must be at least 0 (streams keep their width) and below 1, e.g. 0.5"
         )
     if mapped:
         raise AsfpError(
-            f"streams={value!r} does not go with a mapping in layers, which gives each layer its rate: put the layers "
-            "that write a stream into it, or leave one of them out"
+            f"{name}={value!r} does not go with layers that have rates of their own: give those that write a stream "
+            "theirs among them, or leave one of the two out"
         )
     return float(value)
 

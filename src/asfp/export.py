@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -298,7 +299,7 @@ def export_source(
     source = parse_source(text)
     if source.is_graph_file:
         raise AsfpError(f"{text} is exported already: give the model or the .safetensors file it came from")
-    stem = source.path.stem if source.path is not None else text.replace(":", "-").replace("@", "-")
+    stem = source.path.stem if source.path is not None else re.sub("[:@/]", "-", text)
     for name in formats:
         _target(folder / f"{stem}{FORMATS[name][0]}", FORMATS[name][0])
     model, example = build(source, size)

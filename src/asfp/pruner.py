@@ -44,8 +44,8 @@ class SoftPruner:
       stream keep prefixes of one common order, at the same counts; "coupled", all that write a stream, projection
       shortcuts too, prune the same channels, so that `asfp.compact` narrows the stream itself: fewer multiply-adds at
       the same rate. An operation without a rule ends a stream: what it reads is chosen independently.
-    - `streams`: another rate for layers that write a residual stream together with others. Every block reads and writes
-      it, so its width is memory traffic more than multiply-adds; 0 prunes within the blocks alone. None: `rate`.
+    - `streams`: another rate for layers whose channels are added to those of others, a residual stream. Every block
+      reads and writes it, so its width is memory traffic more than multiply-adds; 0 leaves them alone. None: `rate`.
     - `align`: keep multiples of so many filters, at the multiply-adds that the rate asks for; see `asfp.align`.
     - `zero_maps`: also zero the bias, the batch norm's shift and its running mean of the pruned filters, so that their
       maps are zero. Left alone, as in the paper's code, they make the map of a zero filter a constant. Use it for the

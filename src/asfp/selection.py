@@ -15,9 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from asfp.coupling import whole_streams
 from asfp.errors import AsfpError, TraceError, nearest
-from asfp.flow import Width
 from asfp.roles import CONVOLUTIONS, LEAVES, Convolution, Roles, find_roles, is_depthwise
-from asfp.streams import Ids, Streams, find_streams, shared_streams
+from asfp.streams import Ids, Streams, find_streams, residual_streams
 from asfp.trace import trace
 
 Layers = Callable[[str, nn.Module], bool] | Mapping[str, float] | None
@@ -225,7 +224,7 @@ def _with_stream_rate(
     goals: Mapping[str, float], streams: Streams, convolutions: Mapping[str, Convolution], rate: float
 ) -> dict[str, float]:
     """Of the chosen layers, those that write a stream with others get `rate`; with 0 they are left out."""
-    shared = {id(convolutions[name].weight) for names in shared_streams(streams, Width.UNKNOWN) for name in names}
+    shared = {id(convolutions[name].weight) for names in residual_streams(streams) for name in names}
     if not any(id(convolutions[name].weight) in shared for name in goals):
         raise AsfpError(
             f"streams={rate:g} changes nothing: none of the layers to prune writes a residual stream together with "

@@ -81,7 +81,10 @@ def _number(text: str, rate: str) -> float:
     try:
         return float(rate)
     except ValueError:
-        raise AsfpError(f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4") from None
+        raise AsfpError(
+            f"{text!r}: {rate!r} is not a pruning rate; write NAME@RATE, e.g. resnet56@0.4, or "
+            "NAME@RATE/STREAMS, e.g. resnet56@0.3/0.5"
+        ) from None
 
 
 def _options(text: str, options: list[str]) -> tuple[str | None, int | None, str | None]:
@@ -95,7 +98,7 @@ def _options(text: str, options: list[str]) -> tuple[str | None, int | None, str
             layout = option
         else:
             raise AsfpError(
-                f"{text!r}: {option!r} is not understood; write NAME@RATE:SELECTION:ALIGN:LAYOUT with one of "
+                f"{text!r}: {option!r} is not understood; write NAME@RATE/STREAMS:SELECTION:ALIGN:LAYOUT with one of "
                 f"{', '.join(SELECTIONS)}, a whole number, and one of {', '.join(LAYOUTS)}, e.g. "
                 f"resnet56@0.4:nested:8.{nearest(option, (*SELECTIONS, *LAYOUTS))}"
             )

@@ -69,6 +69,8 @@ class Streams:
     """What `Call.reads` and `filters` have -> the channel."""
     calls: tuple[Call, ...]
     """In the order of the graph."""
+    added: npt.NDArray[np.bool_] | None = None
+    """By channel, whether something is added to it; None: not known, so all may be."""
 
 
 def shared_streams(streams: Streams, widest: Width) -> list[list[str]]:
@@ -88,6 +90,20 @@ def shared_streams(streams: Streams, widest: Width) -> list[list[str]]:
         for names in found.values()
         if len({id(streams.writes[n]) for n in names}) > 1
         and max(streams.width[streams.writes[n]].max() for n in names) <= widest
+    ]
+
+
+def residual_streams(streams: Streams) -> list[list[str]]:
+    """Those of `shared_streams`, however wide, that are made by additions; a gate and what it gates alone are none.
+
+    >>> ids = {"a": np.arange(4), "gate": np.arange(4)}
+    >>> residual_streams(Streams(ids, ids, {}, np.zeros(4, np.int8), np.arange(4), (), np.zeros(4, bool)))
+    []
+    """
+    return [
+        names
+        for names in shared_streams(streams, Width.UNKNOWN)
+        if streams.added is None or any(streams.added[streams.writes[n]].any() for n in names)
     ]
 
 
@@ -121,6 +137,7 @@ class Flow:
         self.calls: list[Call] = []
         self.same: list[tuple[Tensor, Tensor]] = []
         self.marks: list[tuple[Tensor, Width]] = []
+        self.sums: list[Tensor] = []
         self.size = 0
 
     def visit(self, node: fx.Node) -> None:
@@ -174,6 +191,7 @@ class Flow:
         result = self.new(parts[0].numel()).view(parts[0].shape)
         for ids in parts:
             self.join(ids, result)
+        self.sums.append(result.flatten())
         return result
 
     def product(self, parts: Sequence[Tensor]) -> Tensor:
@@ -218,7 +236,10 @@ class Flow:
             at = root[ids[ids >= 0].numpy()]
             width[at] = np.maximum(width[at], level)
         follows = {name: _rooted(root, ids.numpy()) for name, ids in self.followed.items()}
-        return Streams(numbered, filters, follows, width, root, tuple(self.calls))
+        added = np.zeros(self.size, bool)
+        for ids in self.sums:
+            added[root[ids.numpy()]] = True
+        return Streams(numbered, filters, follows, width, root, tuple(self.calls), added)
 
 
 def components(size: int, same: Sequence[tuple[Tensor, Tensor]]) -> Ids:

@@ -84,6 +84,29 @@ def test_runs_that_differ_in_one_setting_make_an_ablation(runs: Path) -> None:
     assert [d.error is None for d in dots] == [False, True]
 
 
+def changed(file: Path, target: Path, **pruning: Any) -> None:
+    """A record as if it had been made with these settings; None takes one away."""
+    record = json.loads(file.read_text())
+    table = record["config"]["pruning"] | pruning
+    record["config"]["pruning"] = {key: value for key, value in table.items() if value is not None}
+    target.write_text(json.dumps(record))
+
+
+def test_records_from_before_an_option_stand_with_those_after(runs: Path, tmp_path: Path) -> None:
+    changed(runs / "asfp-0" / "record.json", tmp_path / "a.json", streams=None, freeze_epochs=None)
+    changed(runs / "asfp-1" / "record.json", tmp_path / "b.json")
+    assert [(group.label, len(group.runs)) for group in gather([tmp_path]).groups] == [("asfp", 2)]
+
+
+def test_streams_without_a_rate_of_their_own_are_drawn_at_that_of_all(runs: Path, tmp_path: Path) -> None:
+    for name, streams in (("a", None), ("b", 0.0), ("c", 0.5)):
+        changed(runs / "asfp-0" / "record.json", tmp_path / f"{name}.json", streams=streams)
+    chart = next(c for c in gather([tmp_path]).charts if c.key == "ablations")
+    (panel,) = chart.panels
+    assert panel.x_title == "pruning.streams"
+    assert sorted(s.x[0] for s in panel.series if isinstance(s, Dots)) == [0.0, 0.4, 0.5]
+
+
 def test_the_papers_points_stand_beside_its_networks(copied: Copy) -> None:
     folder = copied("asfp-0")
     record = json.loads((folder / "record.json").read_text())

@@ -147,6 +147,8 @@ def measure(
     """
     if isinstance(repeats, bool) or not isinstance(repeats, int) or not 0 <= repeats <= 1_000_000:
         raise AsfpError(f"repeats={repeats!r} is not a count: give 0 for no timing, or e.g. 30")
+    if streams is not None and rate is None:
+        raise AsfpError(f"streams={streams!r} is the rate of some layers: give rate= for the others, e.g. rate=0.3")
     model = unwrap(model)
     counted = count_layers(model, example_inputs)
     pruned = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from asfp.report.chart import Chart, Dots, Line, Panel
 from asfp.report.groups import METHODS, Group, matching_dense
@@ -109,23 +110,27 @@ def _ablations(groups: Sequence[Group]) -> Chart:
         for members in clusters.values():
             if len(members) > 1:
                 panels.append(_ablation(key, members))
-                words += [f"{key} {g.settings[f'pruning.{key}']}: {s.y[0]:.2f} %" for g, s in _points(key, members)]
+                words += [f"{key} {_setting(g, key)}: {s.y[0]:.2f} %" for g, s in _points(key, members)]
     alt = f"Accuracy of runs that differ in one setting alone. {'; '.join(words)}."
     return Chart(
         "ablations", "Ablations", alt, tuple(panels), "Runs that differ in this setting alone (the paper's Fig. 7)."
     )
 
 
+def _setting(group: Group, key: str) -> Any:
+    """What was set; streams without a rate of their own have that of all layers."""
+    value = group.settings[f"pruning.{key}"]
+    return group.settings.get("pruning.rate", value) if key == "streams" and value == -1.0 else value
+
+
 def _points(key: str, members: Sequence[Group]) -> list[tuple[Group, Dots]]:
-    ordered = sorted(
-        members, key=lambda g: (number(g.settings[f"pruning.{key}"]) or 0, str(g.settings[f"pruning.{key}"]))
-    )
-    numeric = all(number(g.settings[f"pruning.{key}"]) is not None for g in ordered)
+    ordered = sorted(members, key=lambda g: (number(_setting(g, key)) or 0, str(_setting(g, key))))
+    numeric = all(number(_setting(g, key)) is not None for g in ordered)
     points = []
     for i, group in enumerate(ordered):
         mean, deviation = mean_and_deviation([100 * a for a in group.values("accuracy")])
-        at = float(group.settings[f"pruning.{key}"]) if numeric else float(i)
-        text = f"{key} {group.settings[f'pruning.{key}']}: {mean:.2f} %, {len(group.runs)} seeds"
+        at = float(_setting(group, key)) if numeric else float(i)
+        text = f"{key} {_setting(group, key)}: {mean:.2f} %, {len(group.runs)} seeds"
         error = [deviation] if len(group.runs) > 1 else None
         points.append((group, Dots(group.label, [at], [mean], [text], group.colour, error=error)))
     return points
@@ -133,8 +138,8 @@ def _points(key: str, members: Sequence[Group]) -> list[tuple[Group, Dots]]:
 
 def _ablation(key: str, members: Sequence[Group]) -> Panel:
     points = _points(key, members)
-    numeric = all(number(g.settings[f"pruning.{key}"]) is not None for g, _ in points)
-    categories = () if numeric else tuple(str(g.settings[f"pruning.{key}"]) for g, _ in points)
+    numeric = all(number(_setting(g, key)) is not None for g, _ in points)
+    categories = () if numeric else tuple(str(_setting(g, key)) for g, _ in points)
     way = Line("", [d.x[0] for _, d in points], [d.y[0] for _, d in points], -1, "dot")
     dots = tuple(d for _, d in points)
     title = f"{members[0].network}: {key}"

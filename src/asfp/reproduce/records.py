@@ -107,7 +107,7 @@ def collect(run: Path, results: Path) -> Path | None:
     write_record(target, record)
     weights, kept = run / MODEL, kept_weights(results, run.name)
     unpruned = record["config"]["pruning"]["method"] == "none"
-    if unpruned and weights.exists() and weights.stat().st_size <= KEPT_BYTES and not kept.exists():
+    if unpruned and weights.exists() and weights.stat().st_size <= KEPT_BYTES:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, weights.read_bytes())
     return target

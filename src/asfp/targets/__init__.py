@@ -104,7 +104,9 @@ def rate_for_macs(
         least = min(_macs_share(cut(step)) for step in (*range(0, LAST, COARSE), LAST))
         raise AsfpError(
             f"target_macs={target:g} cannot be reached: up to a rate of {STEP * LAST:g} at least {least:.3f} of the "
-            f"MACs are left; ask for more" + ("" if selection == "coupled" else ", or try selection='coupled'")
+            f"MACs are left; ask for more"
+            + (f", or for a higher rate than streams={streams:g}" if streams is not None else "")
+            + ("" if selection == "coupled" or streams == 0.0 else ", or try selection='coupled'")
         )
     share = _macs_share(cut(rate))
     return Target("macs", target, _rate(rate), selection, align, layout, share, share, share, streams=streams)

@@ -152,7 +152,7 @@ class PruningConfig:
         _one_of("pruning.selection", self.selection, SELECTIONS)
         _at_least("pruning.align", self.align, 1)
         if self.streams != -1.0:
-            check_streams(self.streams, mapped=bool(self.layers))
+            check_streams(self.streams, bool(self.layers), "pruning.streams")
         _one_of("pruning.momentum", self.momentum, MOMENTUM)
         _one_of("pruning.norm", self.norm, NORM)
         _at_least("pruning.soften_epochs", self.soften_epochs, 0)

@@ -205,7 +205,7 @@ class Arithmetic(Rule):
             end = start + len(physical.keep)
             whole = len(physical.keep) == len(keep)
             sides.append(physical.node if whole else self.surrounded(op, x, keep[:start], keep[end:], axis, out))
-        return out.function(self.function, tuple(sides))
+        return out.function(self.function, tuple(sides if narrow[1] else sides[::-1]))
 
     @staticmethod
     def start_of(part: Labels, keep: Labels) -> int | None:
