@@ -76,7 +76,7 @@ def test_layers_sum_to_the_total() -> None:
         (["resnet20@0.3:coupled", "--selection", "nested"], "give the selection once"),
         (["resnet20@0.3:8", "--align", "16"], "give the align once"),
         (["resnet20@0.3:copled"], "'copled' is not understood"),
-        (["resnet20@0.3:8:nested"], "'nested' is not understood; write NAME@RATE:SELECTION:ALIGN"),
+        (["resnet20@0.3:8:nested"], "'nested' is not understood; write NAME@RATE/STREAMS:SELECTION:ALIGN"),
         (["resnet20@0.3:0"], "align=0 is not a number of filters"),
         (["resnet20", "--rate", "0.4", "--selection", "some"], "selection='some' is unknown"),
         (["resnet20", "--rate", "0.4", "--align", "0"], "align=0 is not a number of filters"),

@@ -189,10 +189,10 @@ def test_networks_without_residual_streams() -> None:
 
 
 def test_measured_found_and_built_alike() -> None:
-    net = create_model("resnet20")
+    net = create_model("resnet8")
     found = measure(net, IMAGE, rate=0.25, selection="coupled", streams=0.5)
     assert found.pruned is not None
-    small, _ = build(parse_source("resnet20@0.25/0.5:coupled"))
+    small, _ = build(parse_source("resnet8@0.25/0.5:coupled"))
     assert found.pruned.macs_compact == measure(small, IMAGE).macs_conv
     assert found.to_dict()["streams"] == 0.5
     target = rate_for_macs(net, IMAGE, 0.4, selection="coupled", streams=0.5)
