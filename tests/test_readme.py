@@ -37,6 +37,9 @@ def names_of_a_training_loop() -> dict[str, Any]:
         ("README.md", "speedup/cpu-batch1-fp32.md"),
         ("docs/choosing.md", "speed/cpu-batch1-fp32.md"),
         ("docs/choosing.md", "speed/cpu-batch1-fp32-constants.md"),
+        ("docs/choosing.md", "speed/cuda-batch64-fp32.md"),
+        ("docs/choosing.md", "speed/cuda-batch64-fp32-torch.md"),
+        ("docs/choosing.md", "speed/cuda-batch64-bf16.md"),
     ],
 )
 def test_times_are_those_of_the_record(page: str, record: str) -> None:
@@ -44,6 +47,22 @@ def test_times_are_those_of_the_record(page: str, record: str) -> None:
     table = re.findall(r"^\|.*$", (root / "results" / record).read_text(), flags=re.MULTILINE)
     assert len(table) > 3
     assert "\n".join(table) in (root / page).read_text()
+
+
+@pytest.mark.parametrize("row", ["independent", "nested", "coupled", "Torch-Pruning"])
+def test_all_runs_of_the_speed_benchmark_are_told(row: str) -> None:
+    """Not the best of them: the last column of every record, in the order in which they were made."""
+    root = Path(__file__).parent.parent
+    name = r"Torch-Pruning [\d.]+, round_to 32" if row == "Torch-Pruning" else f"{row}, align 32"
+    cells = []
+    for network in ("resnet18", "resnet34", "resnet50"):
+        found = []
+        for folder in ("first", "second", "third", "fourth", "fifth", "."):
+            record = (root / "results" / "speed" / folder / "cpu-batch1-fp32.md").read_text()
+            found += re.findall(rf"^\| {network} \| {name} \|.*\| ([\d.]+) \|$", record, flags=re.MULTILINE)
+        assert len(found) == 6
+        cells.append(", ".join(found))
+    assert f"| {row} | {' | '.join(cells)} |" in (root / "docs" / "choosing.md").read_text()
 
 
 def test_the_times_of_small_networks_are_those_of_the_record() -> None:

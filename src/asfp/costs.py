@@ -18,7 +18,7 @@ class Costs:
     >>> from asfp.streams import Call
     >>> calls = (Call("a", 100, None), Call("b", 400, np.arange(4)))
     >>> ids = {"a": np.arange(4), "b": np.arange(4, 8)}
-    >>> streams = Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), calls)
+    >>> streams = Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), calls, np.zeros(8, bool))
     >>> costs = Costs(streams, np.array([0, 0, 0, 0, -1, -1, -1, -1]), {"a": [(0, 1)]}, sizes=[4])
     >>> costs.macs([4]), costs.macs([2])
     (500.0, 250.0)

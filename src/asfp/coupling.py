@@ -19,7 +19,7 @@ def whole_streams(
     >>> from torch import nn
     >>> net = nn.ModuleDict({"conv": nn.Conv2d(4, 4, 3), "projection": nn.Conv2d(4, 4, 1)})
     >>> ids = {"conv": np.arange(4), "projection": np.arange(4)}
-    >>> streams = Streams(ids, ids, {}, np.zeros(4, np.int8), np.arange(4), ())
+    >>> streams = Streams(ids, ids, {}, np.zeros(4, np.int8), np.arange(4), (), np.ones(4, bool))
     >>> whole_streams({"conv": 0.5}, streams, net, rate=0.5)
     {'conv': 0.5, 'projection': 0.5}
     """

@@ -69,15 +69,15 @@ class Streams:
     """What `Call.reads` and `filters` have -> the channel."""
     calls: tuple[Call, ...]
     """In the order of the graph."""
-    added: npt.NDArray[np.bool_] | None = None
-    """By channel, whether something is added to it; None: not known, so all may be."""
+    added: npt.NDArray[np.bool_]
+    """By channel, whether something is added to it."""
 
 
 def shared_streams(streams: Streams, widest: Width) -> list[list[str]]:
     """The convolutions that write a stream together, stream by stream; streams wider than `widest` are left out.
 
     >>> ids = {"a": np.arange(4), "b": np.arange(4), "c": np.arange(4, 8)}
-    >>> shared_streams(Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), ()), Width.FREE)
+    >>> shared_streams(Streams(ids, ids, {}, np.zeros(8, np.int8), np.arange(8), (), np.ones(8, bool)), Width.FREE)
     [['a', 'b']]
     """
     pairs = [(torch.from_numpy(ids), torch.from_numpy(ids[:1]).expand(len(ids))) for ids in streams.writes.values()]
@@ -103,7 +103,7 @@ def residual_streams(streams: Streams) -> list[list[str]]:
     return [
         names
         for names in shared_streams(streams, Width.UNKNOWN)
-        if streams.added is None or any(streams.added[streams.writes[n]].any() for n in names)
+        if any(streams.added[streams.writes[n]].any() for n in names)
     ]
 
 

@@ -92,8 +92,8 @@ def find_target(
     if macs is not None and engine is not None:
         raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency")
     model, example = build(source, size)
-    options: dict[str, Any] = {"selection": selection or "independent", "streams": streams, "align": align or 1}
-    _once(source, "align", None, align)
+    options: dict[str, Any] = {"selection": selection or "independent", "streams": streams}
+    options["align"] = 1 if align is None else align
     if macs is not None:
         found = rate_for_macs(model, example, macs, **options)
     else:

@@ -9,9 +9,7 @@ from typing import Any
 
 from asfp.report.runs import Run
 from asfp.report.values import Column, dig, flat, mean_and_deviation
-from asfp.train.config import TrainConfig
-from asfp.train.identity import settings
-from asfp.train.reading import merge
+from asfp.train.identity import with_defaults
 
 IGNORED = ("name", "seed", "output", "data.root", "data.workers", "data.download")
 """Settings that do not make two runs different ones; neither does anything of `engine`."""
@@ -87,12 +85,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         key = json.dumps(compared(run), sort_keys=True) if run.config else str(run.path)
         found.setdefault(key, []).append(run)
     lists = sorted(found.values(), key=lambda members: members[0].method != "none")
-    own = [compared(members[0]) for members in lists]
-    labels = [_label(members[0], mine, lists, own) for members, mine in zip(lists, own, strict=True)]
+    settings = [compared(members[0]) for members in lists]
+    labels = [_label(members[0], mine, lists, settings) for members, mine in zip(lists, settings, strict=True)]
     colours = _colours([members[0].method for members in lists])
     return [
         Group(_unique(labels, i), tuple(members), mine, colours[i])
-        for i, (members, mine) in enumerate(zip(lists, own, strict=True))
+        for i, (members, mine) in enumerate(zip(lists, settings, strict=True))
     ]
 
 
@@ -109,7 +107,7 @@ def _colours(methods: Sequence[str]) -> list[int]:
 
 def compared(run: Run) -> dict[str, Any]:
     """The settings that make a run another one, with dotted keys; options that came later at their defaults."""
-    config = merge(settings(TrainConfig()), run.config) if run.config else {}
+    config = with_defaults(run.config) if run.config else {}
     return {k: v for k, v in flat(config).items() if k not in IGNORED and not k.startswith("engine.")}
 
 

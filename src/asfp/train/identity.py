@@ -27,8 +27,17 @@ def settings(config: TrainConfig) -> dict[str, Any]:
     return tables
 
 
+def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as this version writes them: options that came later at their defaults.
+
+    >>> with_defaults({"epochs": 3, "pruning": {"rate": 0.3}})["pruning"]["freeze_epochs"]
+    0
+    """
+    return merge(settings(TrainConfig()), saved)
+
+
 def comparable(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as this version writes them: options that came later at their defaults, weights by their run.
+    """The same `with_defaults`, and weights by their run.
 
     >>> old = settings(TrainConfig())
     >>> del old["distill"], old["pruning"]["momentum"]
@@ -37,7 +46,7 @@ def comparable(saved: Mapping[str, Any]) -> dict[str, Any]:
     >>> comparable({"model": {"weights": "/elsewhere/resnet56-seed0/model.pt"}})["model"]["weights"]
     'resnet56-seed0'
     """
-    tables = merge(settings(TrainConfig()), saved)
+    tables = with_defaults(saved)
     for table in ("model", "distill"):
         tables[table] = tables[table] | {"weights": weights_name(str(tables[table]["weights"]))}
     return tables
