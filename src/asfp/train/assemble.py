@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from asfp.errors import AsfpError
 from asfp.models import create_model
 from asfp.pruner import SoftPruner
+from asfp.train.blocks import fused_forward
 from asfp.train.config import GRAPH_PRECISIONS, EngineConfig, OptimizerConfig, TrainConfig
 from asfp.train.objective import Objective, cross_entropy, distillation
 from asfp.train.pruning import build_pruner, build_regrowth
@@ -41,6 +42,8 @@ class Parts:
     step: Step
     mode: str
     """eager, compile or graph."""
+    forward: Callable[[Tensor], Tensor] | None = None
+    """A faster way to the model's outputs, in the run's precision."""
 
 
 def start_fabric(config: TrainConfig) -> Any:
@@ -124,17 +127,20 @@ def assemble(config: TrainConfig, fabric: Any) -> Parts:
     pruner = build_pruner(config, model, data)
     regrowth = build_regrowth(config, model, data, pruner, optimizer)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    loss = build_objective(config, model, data)
+    fused = fused_forward(model, data.shape) if mode == "graph" and _mixed(fabric, engine) else None
+    loss = build_objective(config, model, data, fused=fused is not None)
     plain = eager_step(fabric, wrapped, normalise, wrapped_optimizer, regrowth, loss)
     step: Step = plain
     if mode == "compile":
         step = eager_step(fabric, wrapped, normalise, wrapped_optimizer, regrowth, loss, compiled=True)
     elif mode == "graph":
-        kernels = narrow_kernels() if engine.channels_last else nullcontext
-        fast = eager_step(fabric, model, normalise, optimizer, regrowth, loss, compiled=True, kernels=kernels)
-        step = GraphedStep(fast, plain, regrowth)
+        kernels = narrow_kernels() if engine.channels_last and fused is None else nullcontext
+        fast = eager_step(
+            fabric, fused or model, normalise, optimizer, regrowth, loss, compiled=fused is None, kernels=kernels
+        )
+        step = GraphedStep(fast, plain, regrowth, every_size=fused is not None)
     torch.manual_seed(config.seed + fabric.global_rank)
-    return Parts(fabric, model, data, normalise, optimizer, pruner, regrowth, step, mode)
+    return Parts(fabric, model, data, normalise, optimizer, pruner, regrowth, step, mode, fused)
 
 
 def narrow_kernels() -> Callable[[], AbstractContextManager[Any]]:
@@ -148,6 +154,13 @@ def narrow_kernels() -> Callable[[], AbstractContextManager[Any]]:
     from asfp.train.kernels import NarrowConvolutions
 
     return NarrowConvolutions
+
+
+def _mixed(fabric: Any, engine: EngineConfig) -> bool:
+    """Whether the step computes in bfloat16 with channels last, as the kernels of `blocks` do."""
+    with fabric.autocast():
+        bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16
+    return engine.channels_last and bfloat16
 
 
 def step_mode(engine: EngineConfig, fabric: Any) -> str:
@@ -221,8 +234,10 @@ def _check_output(model: nn.Module, name: str, data: Data) -> None:
             )
 
 
-def build_objective(config: TrainConfig, model: nn.Module, data: Data) -> Objective:
+def build_objective(config: TrainConfig, model: nn.Module, data: Data, *, fused: bool = False) -> Objective:
     """Cross entropy, or distillation from the teacher of the config, which is put where the model is.
+
+    `fused`: the teacher's outputs by the kernels of `blocks`, where they are for it.
 
     >>> from types import SimpleNamespace
     >>> build_objective(TrainConfig(), nn.Linear(2, 2), SimpleNamespace(classes=2, shape=(3, 8, 8))) is cross_entropy
@@ -236,7 +251,8 @@ def build_objective(config: TrainConfig, model: nn.Module, data: Data) -> Object
     teacher.to(next(model.parameters()))
     if config.engine.channels_last:
         teacher.to(memory_format=torch.channels_last)
-    return distillation(teacher, distill.alpha, distill.temperature)
+    forward = fused_forward(teacher, data.shape) if fused else None
+    return distillation(teacher, distill.alpha, distill.temperature, forward)
 
 
 def build_optimizer(

@@ -207,8 +207,8 @@ class EngineConfig:
     precision: str = "auto"
     """As in lightning.fabric, e.g. "32-true", "bf16-mixed"; auto is bf16-mixed on a GPU that has it, else 32-true."""
     compile: str = "auto"
-    """eager; compile: torch.compile; graph: that and a CUDA graph of the whole step. auto: graph on one GPU, in the
-    precisions that it is for (32-true and bf16-mixed), else eager."""
+    """eager; compile: torch.compile; graph: that, or in bfloat16 the fused blocks of CIFAR ResNets, and a CUDA graph of
+    the whole step. auto: graph on one GPU, in the precisions that it is for (32-true and bf16-mixed), else eager."""
     channels_last: bool = True
     sync_bn: bool = False
     deterministic: bool = False

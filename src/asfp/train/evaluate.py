@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,15 @@ from asfp.train.sources import Data
 
 @torch.no_grad()
 def predict(
-    model: nn.Module, data: Data, normalise: nn.Module, dtype: torch.dtype | None = None
+    model: nn.Module,
+    data: Data,
+    normalise: nn.Module,
+    dtype: torch.dtype | None = None,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The class that the model gives each of this process's test images, and the true one; leaves it in eval mode.
+
+    `forward`: another way to its outputs.
 
     >>> from asfp.data import ResidentData, digits
     >>> data = ResidentData(digits(size=8), "cpu", 64, 0)
@@ -30,13 +36,19 @@ def predict(
     found, labels = [none], [none]
     for images, truth in data.test_batches():
         x = normalise(images)
-        found.append(model(x if dtype is None else x.to(dtype)).argmax(1))
+        found.append((forward or model)(x if dtype is None else x.to(dtype)).argmax(1))
         labels.append(truth)
     return torch.cat(found), torch.cat(labels)
 
 
-def accuracy(fabric: Any, model: nn.Module, data: Data, normalise: nn.Module) -> float:
-    """The share of all test images that the model gets right, in the run's precision.
+def accuracy(
+    fabric: Any,
+    model: nn.Module,
+    data: Data,
+    normalise: nn.Module,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """The share of all test images that the model gets right, in the run's precision; by `forward` where it is given.
 
     >>> from lightning.fabric import Fabric
     >>> from asfp.data import ResidentData, digits
@@ -46,7 +58,7 @@ def accuracy(fabric: Any, model: nn.Module, data: Data, normalise: nn.Module) ->
     True
     """
     with fabric.autocast():
-        found, labels = predict(model, data, normalise, next(model.parameters()).dtype)
+        found, labels = predict(model, data, normalise, next(model.parameters()).dtype, forward)
     right, images = (total(fabric, count) for count in ((found == labels).sum(), (labels >= 0).sum()))
     if not images:
         raise AsfpError("there is no test image that can be read: repair those under data.root, or set another one")

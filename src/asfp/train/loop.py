@@ -112,7 +112,7 @@ def _epoch(
     clock.stop("train")
     share_buffers(parts)
     _check_weights(config, parts, progress)  # filters that are not finite cannot be ranked
-    before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
+    before = after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise, parts.forward)
     clock.stop("evaluate")
     rate, zeroed, regrown, back = 0.0, 0, 0.0, 0.0
     norms = filter_norms(parts.pruner or parts.model)
@@ -125,7 +125,7 @@ def _epoch(
         back = returned(masks, parts.pruner.masks)
         clock.stop("log")
         if zeroed:
-            after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise)
+            after = accuracy(parts.fabric, parts.model, parts.data, parts.normalise, parts.forward)
         clock.stop("evaluate")
         if zeroed:
             _restart(parts, epoch)

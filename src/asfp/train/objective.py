@@ -21,10 +21,13 @@ def cross_entropy(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def distillation(teacher: nn.Module, alpha: float, temperature: float) -> Objective:
+def distillation(
+    teacher: nn.Module, alpha: float, temperature: float, forward: Callable[[Tensor], Tensor] | None = None
+) -> Objective:
     """(1 - alpha) CE(y, z) + alpha T^2 KL(softmax(t / T) || softmax(z / T)), with t the teacher's logits.
 
-    The teacher stays in evaluation mode and gets no gradients. With alpha = 1 the labels play no part.
+    The teacher stays in evaluation mode and gets no gradients. With alpha = 1 the labels play no part. `forward`: a
+    faster way to the teacher's outputs.
 
     >>> teacher = nn.Linear(3, 2)
     >>> loss = distillation(teacher, alpha=1.0, temperature=4.0)
@@ -37,7 +40,7 @@ def distillation(teacher: nn.Module, alpha: float, temperature: float) -> Object
 
     def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
-            target = F.log_softmax(teacher(images.to(dtype)) / temperature, 1)
+            target = F.log_softmax((forward or teacher)(images.to(dtype)) / temperature, 1)
         own = F.log_softmax(logits / temperature, 1)
         told = F.kl_div(own, target, reduction="batchmean", log_target=True) * temperature**2
         return (1.0 - alpha) * F.cross_entropy(logits, labels) + alpha * told

@@ -214,7 +214,8 @@ def hardware(parts: Parts) -> dict[str, Any]:
     device = parts.fabric.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     precision = str(parts.fabric._precision.precision)
-    return {"device": name, "processes": parts.fabric.world_size, "precision": precision, "step": parts.mode}
+    step = parts.mode if parts.forward is None else f"{parts.mode}, fused blocks"
+    return {"device": name, "processes": parts.fabric.world_size, "precision": precision, "step": step}
 
 
 def commit() -> str:

@@ -43,7 +43,7 @@ class Normalise(nn.Module):
 
 def eager_step(
     fabric: Any,
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     normalise: nn.Module,
     optimizer: Any,
     regrowth: Regrowth | None,
@@ -84,29 +84,49 @@ def eager_step(
 
 
 class GraphedStep:
-    """A step captured once in a CUDA graph and replayed; the first few batches, and odd sizes, run without it.
+    """A step captured in a CUDA graph and replayed; the first few batches run without it.
 
     Weights, momentum, batch norm's statistics, the learning rate (a tensor) and the masks of held filters are changed
-    in place, so pruning and learning rates go on without another capture. Every batch is trained on exactly once.
+    in place, so pruning and learning rates go on without another capture. Every batch is trained on exactly once. With
+    `every_size` each size of batch gets a graph, in the same memory; else only the first, and others run by `plain`.
     """
 
-    def __init__(self, fast: Step, plain: Step, regrowth: Regrowth | None) -> None:
-        self.fast, self.plain, self.regrowth = fast, plain, regrowth
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.images = self.labels = self.loss = torch.empty(0)
-        self.warm, self.masked = 0, False
+    def __init__(self, fast: Step, plain: Step, regrowth: Regrowth | None, *, every_size: bool = False) -> None:
+        self.fast, self.plain, self.regrowth, self.every_size = fast, plain, regrowth, every_size
+        self.captured: dict[torch.Size, _Captured] = {}
+        self.pool: Any = None
 
     def __call__(self, images: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        if self.warm == 0:
-            self.images, self.labels = torch.empty_like(images), torch.empty_like(labels)
-        if images.shape != self.images.shape or weight != 1.0:
+        known = images.shape in self.captured
+        if weight != 1.0 or (self.captured and not known and not self.every_size):
             return self.plain(images, labels, weight)
+        if not known:
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            self.captured[images.shape] = _Captured(self.fast, self.pool, images, labels)
+        return self.captured[images.shape](images, labels, self._holding())
+
+    def _holding(self) -> bool:
+        """Whether each step multiplies by masks: in hard pruning from the first pruning on, and in a frozen end."""
+        return self.regrowth is not None and self.regrowth.holding
+
+
+class _Captured:
+    """The graph for batches of one size, which reads images and labels where they were when it was captured."""
+
+    def __init__(self, fast: Step, pool: Any, images: Tensor, labels: Tensor) -> None:
+        self.fast, self.pool = fast, pool
+        self.images, self.labels = torch.empty_like(images), torch.empty_like(labels)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.loss = torch.empty(0)
+        self.warm, self.masked = 0, False
+
+    def __call__(self, images: Tensor, labels: Tensor, holding: bool) -> Tensor:
         self.images.copy_(images)
         self.labels.copy_(labels)
         if self.warm < WARM_UP:
             return self._warm_up()
-        if self.graph is None or self.masked != self._holding():
-            self._capture()
+        if self.graph is None or self.masked != holding:
+            self._capture(holding)
         assert self.graph is not None
         self.graph.replay()
         return self.loss
@@ -123,12 +143,8 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         return loss
 
-    def _capture(self) -> None:
-        self.masked = self._holding()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+    def _capture(self, holding: bool) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
             self.loss = self.fast(self.images, self.labels, 1.0)
-
-    def _holding(self) -> bool:
-        """Whether each step multiplies by masks: in hard pruning from the first pruning on, and in a frozen end."""
-        return self.regrowth is not None and self.regrowth.holding
+        self.graph, self.masked = graph, holding  # only now: a pool that no graph uses is gone

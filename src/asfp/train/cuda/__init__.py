@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++, compiled for the GPU at hand by the compiler that comes with torch."""
