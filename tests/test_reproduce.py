@@ -446,3 +446,17 @@ def test_pictures_are_drawn(tmp_path: Path, name: str, recorded: bool) -> None:
     drawing = (tmp_path / f"{name}.svg").read_text()
     assert drawing.count("<path") > 10
     assert ("no run recorded yet" in drawing) == (not recorded and name in DEFINITIONS) or name == "fig-flops"
+
+
+def test_all_is_every_run_once_with_the_most_seeds_that_any_table_asks_for() -> None:
+    tables = [definition for name, definition in DEFINITIONS.items() if name != "all"]
+    rows = {row.run.label: row for row in DEFINITIONS["all"].rows}
+    assert len(rows) == len(DEFINITIONS["all"].rows)
+    assert rows.keys() == {row.run.label for table in tables for row in table.rows}
+    for row in (row for table in tables for row in table.rows):
+        found = rows[row.run.label]
+        assert found.run == row.run
+        assert found.priority <= row.priority
+        assert found.seeds >= row.seeds
+        assert row.optional or not found.optional
+    assert [row.priority for row in rows.values()] == sorted(row.priority for row in rows.values())

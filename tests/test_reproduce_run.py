@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,14 @@ def test_stopped_at_the_budget_resumed_and_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # starts several processes
-def test_runs_at_once_and_after_what_they_need(tmp_path: Path) -> None:
+def test_runs_at_once_and_after_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, priorities = subprocess.Popen, {}
+
+    def started(command: list[str], **options: Any) -> Any:
+        priorities[next(a for a in command if a.startswith("name="))] = options["env"]["CUDA_MPS_CLIENT_PRIORITY"]
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", started)
     places = places_in(tmp_path)
     plan = plan_of(places, TUNED, TINY)
     assert [(p.name, p.state) for p in plan.queue] == [
@@ -116,6 +124,7 @@ def test_runs_at_once_and_after_what_they_need(tmp_path: Path) -> None:
     outcome = execute(plan.queue, places.results, jobs=2, say=told.append)
     assert sorted(outcome.finished) == ["tiny-asfp-tuned-seed0", "tiny-short-seed0", "tiny-two-seed0"]
     assert told[:2] == ["tiny-short-seed0: started", "tiny-two-seed0: started"]
+    assert priorities == {'name="tiny-short"': "0", 'name="tiny-two"': "1", 'name="tiny-asfp-tuned"': "1"}
     tuned = plan_of(places, TUNED).rows[0][1][0].record
     assert tuned is not None
     assert len(tuned["weights"]["model"]) == 64

@@ -293,7 +293,9 @@ def schedule(
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="table1 ... table5, fig-rate, -flops, -gap, -interval, -d, -selection, layers, options."),
+        typer.Argument(
+            help="table1 ... table5, fig-rate, -flops, -gap, -interval, -d, -selection, layers, options, all."
+        ),
     ] = None,
     only: Annotated[str, typer.Option(help="Rows with this in their text; =NAME for one run; a,b for both.")] = "",
     seeds: Annotated[int | None, typer.Option(help="Runs of each row. [default: 3 or 1, as the row says]")] = None,

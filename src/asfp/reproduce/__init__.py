@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asfp.errors import AsfpError, nearest
 from asfp.reproduce.definition import Definition
+from asfp.reproduce.everything import everything
 from asfp.reproduce.figures import FIG_D, FIG_FLOPS, FIG_GAP, FIG_INTERVAL, LAYERS
 from asfp.reproduce.options import OPTIONS, SUMMARY
 from asfp.reproduce.selection import FIG_SELECTION
@@ -18,8 +19,11 @@ DEFINITIONS: dict[str, Definition] = {
 }
 """What stands on runs of `asfp train`."""
 
+DEFINITIONS["all"] = everything(DEFINITIONS.values())
+
 NAMES = ("table1", "table2", "table3", "table4", "table5", "fig-rate", "fig-flops", "fig-gap", "fig-interval", "fig-d",
          "layers", "fig-selection", "options", "summary")  # fmt: skip
+"""The tables and figures; `all` is beside them the runs of all as one queue."""
 
 
 def check_name(name: str) -> str:
@@ -32,6 +36,7 @@ def check_name(name: str) -> str:
     ...
     asfp.errors.AsfpError: there is no 'table6' to reproduce. Did you mean table5 or ...? Names: table1, ...
     """
-    if name not in NAMES:
-        raise AsfpError(f"there is no {name!r} to reproduce.{nearest(name, NAMES)} Names: {', '.join(NAMES)}")
+    names = (*NAMES, "all")
+    if name not in names:
+        raise AsfpError(f"there is no {name!r} to reproduce.{nearest(name, names)} Names: {', '.join(names)}")
     return name

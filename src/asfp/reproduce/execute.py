@@ -70,7 +70,8 @@ def execute(
 
     A run is `asfp train` in a process of its own, with its output in train.log in the run's folder. At the budget, or
     at Ctrl-C or SIGTERM, each gets one SIGTERM: it writes a checkpoint after the step it is in, and the next call goes
-    on from there. `settings` are added to every run, e.g. engine.accelerator=cpu.
+    on from there. `settings` are added to every run, e.g. engine.accelerator=cpu. Where CUDA MPS shares the GPU out, a
+    run that others wait for goes before the rest.
     """
     if jobs < 1:
         raise AsfpError(f"--jobs {jobs}: it must be at least 1")
@@ -88,7 +89,8 @@ def execute(
                     process.close(outcome, results, say)
                 while len(active) < jobs and (following := _next(waiting, active, outcome)) is not None:
                     waiting.remove(following)
-                    active.append(_Process(following, settings, say))
+                    needed = any(planned.needs == following.name for planned in waiting)
+                    active.append(_Process(following, settings, say, needed))
                 if not active:
                     break  # what is left needs a run that failed
                 if clock() - told > TELL_EVERY_S:
@@ -105,14 +107,15 @@ def execute(
 class _Process:
     """One run: its process and its log."""
 
-    def __init__(self, planned: Planned, settings: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(self, planned: Planned, settings: Sequence[str], say: Callable[[str], None], needed: bool) -> None:
         self.planned, self.folder, self.begin = planned, planned.config.folder, time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = (self.folder / LOG).open("ab")
         command = [sys.executable, "-m", "asfp", "train", *planned.arguments, "engine.progress=plain", *settings]
         source = Path(__file__).resolve().parents[2]
         paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        priority = {"CUDA_MPS_CLIENT_PRIORITY": "0" if needed else "1"}  # 0: normal, 1: below
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | priority
         # a session of its own: Ctrl-C reaches the runs through us, once
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment, start_new_session=True

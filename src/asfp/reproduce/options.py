@@ -25,6 +25,8 @@ REVIVED = (("momentum", "freeze"), ("norm", "freeze140"), ("soften", "freeze140"
 """What brings filters back, together with an end in which the network can do without those that go."""
 
 TOGETHER = (
+    ("momentum", "cosine"),
+    ("momentum", "cosine", "distill"),
     ("cosine", "distill"),
     ("warmup", "cosine", "distill"),
     ("freeze140", "warmup", "cosine", "distill"),

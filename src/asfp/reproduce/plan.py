@@ -121,7 +121,8 @@ def make_plan(
     Each row has its own number of seeds, 0, 1, ...; `seeds` gives all the same. Seeds beyond a row's own come last.
 
     >>> from asfp.reproduce import DEFINITIONS
-    >>> plan = make_plan(DEFINITIONS["fig-gap"], Places(find_recipes(), runs=Path("nowhere")), {})
+    >>> places = Places(find_recipes(), results=Path("nowhere"), runs=Path("nowhere"))
+    >>> plan = make_plan(DEFINITIONS["fig-gap"], places, {})
     >>> [planned.name for planned in plan.queue][:3]
     ['resnet56-sfp-seed0', 'resnet56-asfp-seed0', 'resnet56-seed0']
     """
