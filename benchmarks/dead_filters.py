@@ -2,8 +2,8 @@
 
     python benchmarks/dead_filters.py runs/resnet56-seed0 runs/resnet56-seed1 runs/resnet20-seed0
 
-Each argument is a run folder with model.pt; its record is in results/cifar10. Weight decay brings what gets no gradient
-down to zero, so a filter is counted as dead below 0.001; how many lie just above is counted too.
+Each argument is a run folder with model.pt; its record is in results/cifar10, or in `--records`. Weight decay brings
+what gets no gradient down to zero, so a filter is counted as dead below 0.001; how many lie just above is counted too.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def strengths(folder: Path, name: str) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--records", type=Path, default=Path("results/cifar10"))
     parser.add_argument("--output", type=Path, default=Path("results/dead-filters.json"))
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for folder in options.runs:
-        record = json.loads(Path(f"results/cifar10/{folder.name}.json").read_text(encoding="utf-8"))
+        record = json.loads((options.records / f"{folder.name}.json").read_text(encoding="utf-8"))
         found = strengths(folder, record["config"]["model"]["name"])
         dead = {name: int((s < NEARLY_ZERO).sum()) for name, s in found.items()}
         faint = sum(int(((s >= NEARLY_ZERO) & (s < 10 * NEARLY_ZERO)).sum()) for s in found.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +29,27 @@ def test_documents_match_the_records(name: str) -> None:
     assert filled(text, PLACES, load_records(PLACES.results)) == text, (
         f"{name} is not as recorded: asfp reproduce --write"
     )
+
+
+SAID = {  # what the text says of runs, outside the tables
+    ("README.md", "{} on ResNet-56 (three seeds)"): "resnet56-asfp-cosine",
+    ("docs/results.md", "the cosine has {} against"): "resnet56-asfp-cosine",
+    ("docs/results.md", "against {} of the recipe's steps"): "resnet56-asfp",
+    ("docs/results.md", "of pruned filters gave most, {} against"): "resnet20-asfp-momentum",
+    ("docs/results.md", "Filters frozen after epoch 60: {} on"): "resnet20-asfp-freeze140",
+    ("docs/results.md", "At 30 %, with one seed, ASFP has {} where"): "resnet56-asfp-rate0.3",
+    ("docs/results.md", "At 10 % it has less, {}, with"): "resnet56-asfp-rate0.1",
+}
+
+
+@pytest.mark.parametrize(("where", "label"), SAID.items())
+def test_the_text_says_what_the_records_have(where: tuple[str, str], label: str) -> None:
+    document, sentence = where
+    records = load_records(PLACES.results).values()
+    found = [100 * r["result"]["accuracy_compact"] for r in records if r["name"] == label]
+    assert found, label
+    value = f"{mean(found):.2f}" + (f" ± {stdev(found):.2f}" if len(found) > 1 else "")
+    assert sentence.format(value) in " ".join((ROOT / document).read_text().split())
 
 
 def test_a_number_changed_by_hand_is_noticed() -> None:
