@@ -204,6 +204,7 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(processes: Any, tm
     assert pair.said(1, "out") == pair.said(1, "err") == ""  # one process speaks
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_cut_off_end_with_the_same_bits(processes: Any, tmp_path: Path) -> None:
     pytest.importorskip("timm")
     model = {"name": "timm:test_resnet", "options": {"drop_rate": 0.5}}

@@ -259,7 +259,7 @@ def test_what_needs_the_natural_order_keeps_it() -> None:
     assert_equal(model, small, (2, 3, 5, 5))
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_tuning_takes_a_layout_that_was_timed(engine: str) -> None:
     pytest.importorskip(engine)
     model, shape = pruned("resnet20", constants=False)

@@ -132,7 +132,7 @@ def rate_for_latency(
 
     >>> import asfp
     >>> found = rate_for_latency(
-    ...     asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.9, engine="torch", repeats=5
+    ...     asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32), 0.5, engine="torch", repeats=5
     ... )
     >>> found.kind, 0 < found.rate < 1, found.outcome > 0
     ('latency', True, True)
