@@ -23,8 +23,9 @@ from asfp.train.checkpoint import read_newest
 from asfp.train.journal import read_metrics
 
 SCRIPT = """
-import os, sys, torch, warnings
+import atexit, sys, torch
 import torch.distributed as dist
+atexit.register(lambda: print("LEFT", not dist.is_initialized(), flush=True))  # called last
 from asfp.train import load_config
 import asfp.train.loop as loop
 real = loop.finish
@@ -82,6 +83,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
     assert int(lines[0][2]) == 360  # each test image once
     assert float(lines[0][1]) == record["result"]["accuracy"]
+    assert done.stdout.count("LEFT True") == 2  # an open group aborts the process now and then, when all is done
 
 
 def test_synchronised_batch_norm_needs_gpus(tmp_path: Path) -> None:

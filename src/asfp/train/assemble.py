@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from asfp.errors import AsfpError
@@ -81,12 +83,21 @@ def start_fabric(config: TrainConfig) -> Any:
         _check_other_nodes(fabric, nodes, devices)
     if os.environ.get("LT_CLI_USED") != "1":  # `fabric run` has started the processes already
         fabric.launch()
+    if fabric.world_size > 1:
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
     if engine.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(engine.deterministic)
     torch.backends.cudnn.deterministic = engine.deterministic
     torch.backends.cudnn.benchmark = not engine.deterministic
     return fabric
+
+
+def _leave_group() -> None:
+    """Ends the threads that talk to the other processes: those that Python's end meets at work abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _check_other_nodes(fabric: Any, nodes: int, devices: int) -> None:
