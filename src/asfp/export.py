@@ -18,6 +18,7 @@ from asfp.compaction.verify import distance
 from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
 from asfp.folding import convolve_borders, fold_batch_norms
+from asfp.pieces import keep_in_pieces
 from asfp.trace import Example, as_arguments
 
 TOLERANCE = 1e-4
@@ -140,6 +141,8 @@ def _export(
     deployed = fold_batch_norms(reference, inputs)
     if not (fixed and load is run_openvino):  # which would rather add a constant map
         deployed = convolve_borders(deployed)
+    if load is not run_pt2:  # torch adds nothing within a convolution; OpenVINO pads faster than ONNX Runtime
+        deployed = keep_in_pieces(deployed, pointwise=load is run_openvino)
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name
         with quietly():

@@ -126,6 +126,7 @@ def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: di
             model.add_submodule(name, flat)
             with model.graph.inserting_after(root):
                 ones[root] = model.graph.call_module(name, (root,))
+            ones[root].meta = {"val": root.meta["val"].narrow(-dims - 1, 0, 1)}
         kernel = like
         for axis in range(1, dims + 1):
             kernel = kernel.diff(dim=axis)
