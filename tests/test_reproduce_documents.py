@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
@@ -39,6 +40,16 @@ SAID = {  # what the text says of runs, outside the tables
     ("docs/results.md", "Filters frozen after epoch 60: {} on"): "resnet20-asfp-freeze140",
     ("docs/results.md", "At 30 %, with one seed, ASFP has {} where"): "resnet56-asfp-rate0.3",
     ("docs/results.md", "At 10 % it has less, {}, with"): "resnet56-asfp-rate0.1",
+    ("docs/results.md", "at 20 % less again, {}:"): "resnet56-asfp-rate0.2",
+    ("docs/results.md", "Hard pruning has {}, 0.40 points below"): "resnet56-hard-pretrained",
+    ("docs/results.md", "the momentum gave nothing: {} by"): "resnet56-asfp-momentum",
+    ("docs/results.md", "ours has {} from scratch and"): "vgg16-asfp",
+    ("docs/results.md", "from scratch and PFEC's {};"): "vgg16-hard-l1",
+    ("docs/results.md", "ahead at either rate, {} against"): "vgg16-hard-pretrained-l1",
+    ("docs/results.md", "against {} at 0.001, "): "vgg16-asfp-pretrained",
+    ("docs/results.md", "at 0.001, {} against"): "vgg16-hard-pretrained-l1-lr0.1",
+    ("docs/results.md", "against {} at 0.1."): "vgg16-asfp-pretrained-lr0.1",
+    ("docs/results.md", "The unpruned network has {} where"): "vgg16",
 }
 
 
@@ -50,6 +61,23 @@ def test_the_text_says_what_the_records_have(where: tuple[str, str], label: str)
     assert found, label
     value = f"{mean(found):.2f}" + (f" ± {stdev(found):.2f}" if len(found) > 1 else "")
     assert sentence.format(value) in " ".join((ROOT / document).read_text().split())
+
+
+STOOD = {  # of runs that were cut off: the run, and what the text says of its last epoch
+    "vgg16-hard-pretrained-l1-epochs160-lr0.1-seed0": "PFEC's had {accuracy} and ours 93.80 at 0.1 (epoch {epoch} both)",
+    "vgg16-asfp-pretrained-epochs160-lr0.1-seed0": "PFEC's had 93.99 and ours {accuracy} at 0.1 (epoch {epoch} both)",
+    "vgg16-hard-pretrained-l1-epochs160-seed0": "PFEC's {accuracy} and ours 93.34 at 0.001 (epochs {epoch} and 159)",
+    "vgg16-asfp-pretrained-epochs160-seed0": "PFEC's 93.29 and ours {accuracy} at 0.001 (epochs 157 and {epoch})",
+}
+
+
+@pytest.mark.parametrize(("name", "sentence"), STOOD.items())
+def test_the_text_says_where_runs_stood_that_were_cut_off(name: str, sentence: str) -> None:
+    found = json.loads((ROOT / f"results/unfinished/{name}.json").read_text())
+    accuracies = found["epochs"]["accuracy_after"]
+    assert len(accuracies) == found["epochs_done"] < found["epochs_planned"]
+    said = sentence.format(accuracy=f"{100 * accuracies[-1]:.2f}", epoch=len(accuracies))
+    assert said in " ".join((ROOT / "docs/results.md").read_text().split())
 
 
 def test_a_number_changed_by_hand_is_noticed() -> None:
