@@ -86,7 +86,7 @@ def added_in_place(net: Net, x: Tensor, b: Tensor) -> Tensor:
 
 
 def in_the_middle(net: Net, x: Tensor, b: Tensor) -> Tensor:
-    return net.last(net.relu(pad(b, 16, 8) + x)) if WIDTH - OWN == 24 else x
+    return net.last(net.relu(pad(b, 16, 8) + x))
 
 
 def with_a_plain_block(net: Net, x: Tensor, b: Tensor) -> Tensor:
@@ -121,7 +121,16 @@ def written_afterwards(net: Net, x: Tensor, b: Tensor) -> Tensor:
     return net.last(F.hardswish(y, inplace=True))
 
 
-CUT = (residual, added_in_place, in_the_middle, with_a_plain_block, pooled, returned, gated, joined, written_afterwards)
+def within_another(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    """A branch that is a stream of its own, of which a part is added to."""
+    inner = net.relu(net.second(x) + F.pad(b[:, :16], (0, 0, 0, 0, 0, OWN - 16)))
+    return net.last(net.relu(x + pad(inner)))
+
+
+CUT = (
+    *(residual, added_in_place, in_the_middle, with_a_plain_block, pooled, returned, gated, joined),
+    *(written_afterwards, within_another),
+)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -169,9 +178,14 @@ def padded_with_ones(net: Net, x: Tensor, b: Tensor) -> Tensor:
     return net.last(x + F.pad(b, (0, 0, 0, 0, 0, WIDTH - OWN), value=1.0))
 
 
+def after_an_activation(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    """The padded branch is not added itself."""
+    return net.last(x + net.relu(pad(b)))
+
+
 WHOLE = (
     *(other_channels, both_padded, stretched, written_by_another, written_while_read, of_another_kind),
-    padded_with_ones,
+    *(padded_with_ones, after_an_activation),
 )
 
 

@@ -64,16 +64,16 @@ def test_the_text_says_what_the_records_have(where: tuple[str, str], label: str)
 
 
 STOOD = {  # of runs that were cut off: the run, and what the text says of its last epoch
-    "vgg16-hard-pretrained-l1-epochs160-lr0.1-seed0": "PFEC's had {accuracy} and ours 93.80 at 0.1 (epoch {epoch} both)",
-    "vgg16-asfp-pretrained-epochs160-lr0.1-seed0": "PFEC's had 93.99 and ours {accuracy} at 0.1 (epoch {epoch} both)",
-    "vgg16-hard-pretrained-l1-epochs160-seed0": "PFEC's {accuracy} and ours 93.34 at 0.001 (epochs {epoch} and 159)",
-    "vgg16-asfp-pretrained-epochs160-seed0": "PFEC's 93.29 and ours {accuracy} at 0.001 (epochs 157 and {epoch})",
+    "hard-pretrained-l1-epochs160-lr0.1": "PFEC's had {accuracy} and ours 93.80 at 0.1 (epoch {epoch} both)",
+    "asfp-pretrained-epochs160-lr0.1": "PFEC's had 93.99 and ours {accuracy} at 0.1 (epoch {epoch} both)",
+    "hard-pretrained-l1-epochs160": "PFEC's {accuracy} and ours 93.34 at 0.001 (epochs {epoch} and 159)",
+    "asfp-pretrained-epochs160": "PFEC's 93.29 and ours {accuracy} at 0.001 (epochs 157 and {epoch})",
 }
 
 
 @pytest.mark.parametrize(("name", "sentence"), STOOD.items())
 def test_the_text_says_where_runs_stood_that_were_cut_off(name: str, sentence: str) -> None:
-    found = json.loads((ROOT / f"results/unfinished/{name}.json").read_text())
+    found = json.loads((ROOT / f"results/unfinished/vgg16-{name}-seed0.json").read_text())
     accuracies = found["epochs"]["accuracy_after"]
     assert len(accuracies) == found["epochs_done"] < found["epochs_planned"]
     said = sentence.format(accuracy=f"{100 * accuracies[-1]:.2f}", epoch=len(accuracies))
