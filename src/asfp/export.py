@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asfp.compaction import CompactModule
 from asfp.compaction.verify import distance
 from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
@@ -141,7 +142,7 @@ def _export(
     deployed = fold_batch_norms(reference, inputs)
     if not (fixed and load is run_openvino):  # which would rather add a constant map
         deployed = convolve_borders(deployed)
-    if load is not run_pt2:  # torch adds nothing within a convolution; OpenVINO pads faster than ONNX Runtime
+    if isinstance(model, CompactModule) and load is not run_pt2:  # OpenVINO pads faster than ONNX Runtime
         deployed = keep_in_pieces(deployed, pointwise=load is run_openvino)
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name

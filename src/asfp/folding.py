@@ -99,8 +99,9 @@ def convolve_borders(model: nn.Module) -> nn.Module:
     if not isinstance(model, fx.GraphModule):
         return model
     ones: dict[fx.Node, fx.Node] = {}
+    calls = Counter(node.target for node in model.graph.nodes if node.op == "call_module")
     for node in list(model.graph.nodes):
-        border = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        border = model.get_submodule(str(node.target)) if calls[node.target] == 1 else None
         if isinstance(border, BorderBias) and _symmetric(border, node):
             _convolve(model, node, border, ones)
     model.graph.eliminate_dead_code(has_effect)

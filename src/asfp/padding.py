@@ -29,7 +29,7 @@ class Branch:
 
 
 def branch_of(node: fx.Node) -> Branch | None:
-    """What a value is made of that one reader has and that pads another, which nobody else reads or writes into."""
+    """What a value is made of that one reader has and that pads another, which nobody else reads."""
     if len(node.users) != 1 or width_of(node) is None:
         return None
     parts: dict[Any, Callable[[fx.Node], Branch | None]] = {F.pad: _padded, torch.cat: _surrounded}

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.utils import skip_init
 
 from asfp.compaction.layers import BorderBias
 from asfp.padding import Branch, Span, branch_of, width_of
-from asfp.trace import has_effect
+from asfp.trace import has_effect, writes_in_place
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 RELUS = (torch.relu, torch.relu_, F.relu, "relu", "relu_")
@@ -36,9 +37,9 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
 
     The result is the same up to the order of additions. A stream is left whole where its branches are not all added to
     the same channels, as nested selection adds them: every other piece is a convolution more for all that reads it. So
-    it is where something makes it that is not known to treat each channel by itself, or writes into it while others
-    read it. With `pointwise` only streams that 1x1 convolutions read are cut, as those of bottlenecks: a piece of them
-    costs what reads it the least.
+    it is where something makes it that is not known to treat each channel by itself. A network that writes in place,
+    which compact ones do not, is left alone. With `pointwise` only streams that 1x1 convolutions read are cut, as those
+    of bottlenecks: a piece of them costs what reads it the least.
 
     >>> import asfp
     >>> from asfp.folding import fold_batch_norms
@@ -50,7 +51,7 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
     >>> pads(small), pads(keep_in_pieces(small))
     (6, 0)
     """
-    if not isinstance(model, fx.GraphModule):
+    if not isinstance(model, fx.GraphModule) or any(map(writes_in_place, model.graph.nodes)):
         return model
     seen: set[fx.Node] = set()
     while (stream := _next_stream(model, seen, pointwise)) is not None:
@@ -232,26 +233,25 @@ def _passed_on(model: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 def _read_by_pointwise(model: fx.GraphModule, members: list[fx.Node]) -> bool:
     """Whether of the convolutions that read a stream all have kernels of 1x1."""
     readers = (_module(model, user) for node in members for user in node.users)
-    return all(conv.kernel_size == (1, 1) for conv in readers if isinstance(conv, nn.Conv2d))
+    kernels = {conv.kernel_size for conv in readers if isinstance(conv, nn.Conv2d)}
+    return kernels == {(1, 1)}
+
+
+def _of_inputs(node: fx.Node) -> bool:
+    """Whether a value comes of what the network is given, and so has its batch size."""
+    found, new = set[fx.Node](), [node]
+    while new:
+        found.update(new)
+        new = [source for node in new for source in node.all_input_nodes if source not in found]
+    return any(node.op == "placeholder" for node in found)
 
 
 def _can_be_cut(model: fx.GraphModule, node: fx.Node, calls: Counter[str]) -> bool:
-    """Whether a value can be made in pieces, and is written by nothing that another one reads afterwards."""
+    """Whether a value can be made in pieces."""
     module = _module(model, node)
-    if len(node.users) > 1 and any(_writes(model, user, node) for user in node.users):
-        return False
     if type(module) is nn.Conv2d:
-        return module.groups == 1 and calls[str(node.target)] == 1 and not node.kwargs
+        return module.groups == 1 and calls[str(node.target)] == 1 and not node.kwargs and _of_inputs(node)
     return any(branch_of(source) is None for source in _passed_on(model, node))
-
-
-def _writes(model: fx.GraphModule, user: fx.Node, node: fx.Node) -> bool:
-    """Whether the user changes the value in place."""
-    if not user.args or user.args[0] is not node:
-        return False
-    inplace = getattr(_module(model, user), "inplace", False) or user.kwargs.get("inplace", False)
-    method = user.op == "call_method" and str(user.target).endswith("_")
-    return bool(inplace or method or user.target in (operator.iadd, torch.relu_))
 
 
 def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
@@ -262,7 +262,8 @@ def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
 
 def _conv(like: nn.Conv2d, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Conv2d:
     settings: Any = {n: getattr(like, n) for n in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
-    conv = nn.Conv2d(weight.shape[1], weight.shape[0], bias=bias is not None, **settings).to(weight)
+    widths: Any = weight.shape[1], weight.shape[0]
+    conv: nn.Conv2d = skip_init(nn.Conv2d, *widths, bias=bias is not None, **settings, dtype=weight.dtype)
     with torch.no_grad():
         conv.weight.copy_(weight)
         if bias is not None and conv.bias is not None:
@@ -271,15 +272,19 @@ def _conv(like: nn.Conv2d, weight: torch.Tensor, bias: torch.Tensor | None) -> n
 
 
 def _module(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    return model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    """The module that is called, unless it has hooks, which do more than it says."""
+    if node.op != "call_module":
+        return None
+    module = model.get_submodule(str(node.target))
+    return None if module._forward_hooks or module._forward_pre_hooks else module
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two values have one shape and type, so that neither is stretched when they are added."""
+    """Whether two images have one shape and type, so that neither is stretched when they are added, at any size."""
     first, second = one.meta.get("val"), other.meta.get("val")
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return False
-    return (first.shape, first.dtype) == (second.shape, second.dtype)
+    return (first.shape, first.dtype) == (second.shape, second.dtype) and 1 not in first.shape[2:]
 
 
 def _meta(node: fx.Node, width: int) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Prices:
 
 LAYOUTS = {
     "least": Prices(0.0, 0.0),
-    "auto": Prices(gather=260.0, pad=60.0, border=30.0, step=2_000_000.0, block=8),
+    "auto": Prices(gather=260.0, pad=60.0, border=30.0, step=500_000.0, block=8),
     "zeros": Prices(math.inf, math.inf),
 }
 """least: fewest multiply-adds, never a zero left in; auto: by rough prices for ONNX Runtime and OpenVINO on a CPU, in
