@@ -230,6 +230,44 @@ def test_modules_with_hooks_are_called(name: str) -> None:
     in_pieces(net, torch.randn(2, 3, 8, 8, dtype=torch.float64))
 
 
+class OfAConstant(Net):
+    """A stream that begins with a constant: one sample, whatever the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.stem(torch.ones(1, 3, 8, 8, dtype=torch.float64))
+        return self.last(torch.relu(start + pad(self.branch(torch.sigmoid(self.inner(self.stem(x)))))))
+
+
+def test_a_stream_that_comes_of_no_input_stays_whole() -> None:
+    torch.manual_seed(0)
+    net, x = OfAConstant(residual), torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    net.inner = nn.Conv2d(WIDTH, 8, 3, padding=1).double()
+    model = keep_in_pieces(fold_batch_norms(net, x))
+    for case in (x, x.repeat(3, 1, 1, 1)):
+        assert difference(net, model, case) < 1e-12
+
+
+class Shared(nn.Module):
+    """One border correction, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.border = BorderBias(torch.randn(3, 3, 3), (1, 1), (1, 1), (1, 1))
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.border(self.conv(x), x)
+        return x
+
+
+def test_a_border_correction_that_two_calls_share() -> None:
+    torch.manual_seed(0)
+    net, x = Shared(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    assert difference(net, convolve_borders(fold_batch_norms(net, x)), x) < 1e-12
+
+
 def test_in_place_networks_are_left_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)

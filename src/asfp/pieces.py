@@ -25,8 +25,8 @@ from asfp.compaction.layers import BorderBias
 from asfp.padding import Branch, Span, branch_of, width_of
 from asfp.trace import has_effect, writes_in_place
 
-ADDITIONS = (operator.add, operator.iadd, torch.add)
-RELUS = (torch.relu, torch.relu_, F.relu, "relu", "relu_")
+ADDITIONS = (operator.add, torch.add)
+RELUS = (torch.relu, F.relu, "relu")
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 NARROWEST = 16
 """Channels of a piece, at least: what one instruction takes."""
