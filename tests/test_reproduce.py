@@ -382,6 +382,11 @@ def test_small_weights_of_unpruned_runs_are_kept_and_found(tmp_path: Path, metho
         (["table1", "--budget", "0m"], "is no time at all"),
         (["table1", "--seeds", "0", "--plan"], "seeds=0: it must be at least 1"),
         (["table1", "--only", "resnet57", "--plan"], "--only 'resnet57' names no row of table1. Did you mean resnet56"),
+        (
+            ["table1", "--only", "resnet56,=resnet111", "--plan"],
+            "'=resnet111' names no row of table1. Did you mean resnet110",
+        ),
+        (["all", "--only", "=resnet110-seed0", "--plan"], "all their seeds: leave out -seed0, and use --seeds"),
         (["table1", "--device", "tpu"], "--device 'tpu': use one of auto, cpu"),
         (["table1", "--plan", "--output", "x"], "table1 has no picture: --output is for fig-rate"),
         (["table1", "--write"], "--write makes all tables of the documents: leave out table1"),

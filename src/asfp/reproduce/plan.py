@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +129,11 @@ def make_plan(
     """
     if seeds is not None and seeds < 1:
         raise AsfpError(f"seeds={seeds}: it must be at least 1")
-    chosen = [row for row in definition.rows if _matches(row, only)]
-    if not chosen:
-        names = dict.fromkeys(row.run.label for row in definition.rows)
-        raise AsfpError(
-            f"--only {only!r} names no row of {definition.name}.{nearest(only, names)} Runs: {', '.join(names)}"
-        )
+    terms = _terms(only)
+    for term in terms:
+        if not any(_matches(row, term) for row in definition.rows):
+            raise _no_row(definition, term)
+    chosen = [row for row in definition.rows if any(_matches(row, term) for term in terms)]
     rows = []
     queue: dict[str, tuple[tuple[bool, int, int], Planned]] = {}
     for row in chosen:
@@ -155,18 +155,31 @@ def make_plan(
     return Plan(definition, tuple(rows), tuple(_dependencies_first(ordered)), compared, places.results)
 
 
-def _matches(row: Row, only: str) -> bool:
-    """Whether one of the parts between commas is in the row's text, or, after "=", is the name of its run."""
+def _terms(only: str) -> list[str]:
+    """The parts between commas; the empty text, which is in every row, where there are none."""
+    return [term.strip().lower() for term in only.split(",") if term.strip()] or [""]
+
+
+def _matches(row: Row, term: str) -> bool:
+    """Whether one part of `only` is in the row's text, or, after "=", is the name of its run."""
     text = " ".join((row.run.label, *row.cells)).lower()
-    terms = [term.strip().lower() for term in only.split(",")]
-    return any(term[1:] == row.run.label if term.startswith("=") else term in text for term in terms)
+    return term[1:] == row.run.label if term.startswith("=") else term in text
+
+
+def _no_row(definition: Definition, term: str) -> AsfpError:
+    """The error for a part of `only` that names nothing: the nearest names, and where all of them are to be seen."""
+    said = f"--only {term!r} names no row of {definition.name}."
+    if (end := re.search(r"-seed\d+$", term)) is not None:
+        fix = f" Rows stand for all their seeds: leave out {end[0]}, and use --seeds for how many."
+    else:
+        fix = nearest(term.removeprefix("="), dict.fromkeys(row.run.label for row in definition.rows))
+    return AsfpError(f"{said}{fix} All rows: asfp reproduce {definition.name} --plan")
 
 
 def _named(row: Row, only: str) -> bool:
     """Whether `only` asks for this run itself: by its name, or by what its overrides are called."""
     tag = row.run.tag.lower()
-    terms = [term.strip().lower() for term in only.split(",")]
-    return any(term[:1] == "=" or (term and tag and (term in tag or tag in term)) for term in terms)
+    return any(term[:1] == "=" or (term and tag and (term in tag or tag in term)) for term in _terms(only))
 
 
 def _seeds(run: Run, count: int, places: Places, records: Mapping[str, Record]) -> list[Planned]:
