@@ -42,7 +42,7 @@ FIG_SELECTION = Definition(
                 run_of(selection, align, rate),
                 dense=dense("resnet56"),
                 priority=3,
-                seeds=3 if selection == "independent" else 1,
+                seeds=3 if align == 1 else 1,
             )
             for selection, align, rate in CHOICES
         ),
