@@ -37,7 +37,7 @@ def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparable(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same `with_defaults`, and weights by their run.
+    """The same `with_defaults`, weights by their run, and no accelerator: a run may go on, or end, on another device.
 
     >>> old = settings(TrainConfig())
     >>> del old["distill"], old["pruning"]["momentum"]
@@ -49,6 +49,7 @@ def comparable(saved: Mapping[str, Any]) -> dict[str, Any]:
     tables = with_defaults(saved)
     for table in ("model", "distill"):
         tables[table] = tables[table] | {"weights": weights_name(str(tables[table]["weights"]))}
+    tables["engine"] = {key: value for key, value in tables["engine"].items() if key != "accelerator"}
     return tables
 
 
