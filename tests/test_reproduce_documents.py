@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
@@ -50,6 +49,21 @@ SAID = {  # what the text says of runs, outside the tables
     ("docs/results.md", "at 0.001, {} against"): "vgg16-hard-pretrained-l1-lr0.1",
     ("docs/results.md", "against {} at 0.1."): "vgg16-asfp-pretrained-lr0.1",
     ("docs/results.md", "The unpruned network has {} where"): "vgg16",
+    ("docs/results.md", "Tuned for 160 epochs, PFEC's has {} and"): "vgg16-hard-pretrained-l1-epochs160-lr0.1",
+    ("docs/results.md", "and ours {} at 0.1, PFEC's"): "vgg16-asfp-pretrained-epochs160-lr0.1",
+    ("docs/results.md", "at 0.1, PFEC's {} and"): "vgg16-hard-pretrained-l1-epochs160",
+    ("docs/results.md", "and ours {} at 0.001. So"): "vgg16-asfp-pretrained-epochs160",
+    ("docs/results.md", "Unpruned it has {}, above"): "resnet110",
+    ("docs/results.md", "SFP has {}, as in the paper"): "resnet110-sfp",
+    ("docs/results.md", "ASFP has {}, a point below"): "resnet110-asfp",
+    ("docs/results.md", "coupled has {}, independent"): "resnet56-asfp-rate0.345-coupled",
+    ("docs/results.md", "independent {} and nested"): "resnet56-asfp",
+    ("docs/results.md", "and nested {}: coupled"): "resnet56-asfp-rate0.345-nested",
+    ("docs/results.md", "as a teacher have {} with"): "resnet56-asfp-cosine-distill",
+    ("docs/results.md", "from trained weights {}, below"): "resnet56-asfp-pretrained-cosine-distill",
+    ("docs/results.md", "the best is the cosine, {} with"): "resnet56-asfp-cosine",
+    ("docs/results.md", "the paper's recipe, {}, and hard"): "resnet56-asfp-pretrained",
+    ("docs/results.md", "and hard pruning, {}."): "resnet56-hard-pretrained",
 }
 
 
@@ -63,21 +77,24 @@ def test_the_text_says_what_the_records_have(where: tuple[str, str], label: str)
     assert sentence.format(value) in " ".join((ROOT / document).read_text().split())
 
 
-STOOD = {  # of runs that were cut off: the run, and what the text says of its last epoch
-    "hard-pretrained-l1-epochs160-lr0.1": "PFEC's had {accuracy} and ours 93.80 at 0.1 (epoch {epoch} both)",
-    "asfp-pretrained-epochs160-lr0.1": "PFEC's had 93.99 and ours {accuracy} at 0.1 (epoch {epoch} both)",
-    "hard-pretrained-l1-epochs160": "PFEC's {accuracy} and ours 93.34 at 0.001 (epochs {epoch} and 159)",
-    "asfp-pretrained-epochs160": "PFEC's 93.29 and ours {accuracy} at 0.001 (epochs 157 and {epoch})",
+LAST = {  # what the text says of the accuracy before and after the last pruning
+    "resnet56-asfp-inner-cosine": "three seeds of ResNet-56 had {} before the last pruning and {} after it",
+    "resnet20-asfp-inner": "ResNet-20 {} and {};",
+    "resnet56-asfp-pretrained-inner": "from trained weights {} and {}, and at",
+    "resnet56-asfp-pretrained-inner-cosine-lr0.1": "0.1 with a cosine {} and {}.",
 }
 
 
-@pytest.mark.parametrize(("name", "sentence"), STOOD.items())
-def test_the_text_says_where_runs_stood_that_were_cut_off(name: str, sentence: str) -> None:
-    found = json.loads((ROOT / f"results/unfinished/vgg16-{name}-seed0.json").read_text())
-    accuracies = found["epochs"]["accuracy_after"]
-    assert len(accuracies) == found["epochs_done"] < found["epochs_planned"]
-    said = sentence.format(accuracy=f"{100 * accuracies[-1]:.2f}", epoch=len(accuracies))
-    assert said in " ".join((ROOT / "docs/results.md").read_text().split())
+@pytest.mark.parametrize(("label", "sentence"), LAST.items())
+def test_the_text_says_what_the_last_pruning_took(label: str, sentence: str) -> None:
+    found = [r for r in load_records(PLACES.results).values() if r["name"] == label]
+    results = [r["result"] for r in sorted(found, key=lambda r: r["config"]["seed"])]
+    said = (
+        [f"{100 * result[key]:.2f}" for result in results]
+        for key in ("accuracy_before_last_pruning", "accuracy_compact")
+    )
+    listed = (" and ".join([", ".join(values[:-1]), values[-1]]) if values[1:] else values[0] for values in said)
+    assert sentence.format(*listed) in " ".join((ROOT / "docs/results.md").read_text().split())
 
 
 def test_a_number_changed_by_hand_is_noticed() -> None:

@@ -106,10 +106,12 @@ def test_stopped_at_the_budget_resumed_and_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # starts several processes
 def test_runs_at_once_and_after_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, priorities = subprocess.Popen, {}
+    real, priorities, threads = subprocess.Popen, {}, set()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def started(command: list[str], **options: Any) -> Any:
         priorities[next(a for a in command if a.startswith("name="))] = options["env"]["CUDA_MPS_CLIENT_PRIORITY"]
+        threads.add(options["env"]["OMP_NUM_THREADS"])
         return real(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", started)
@@ -125,6 +127,7 @@ def test_runs_at_once_and_after_what_they_need(tmp_path: Path, monkeypatch: pyte
     assert sorted(outcome.finished) == ["tiny-asfp-tuned-seed0", "tiny-short-seed0", "tiny-two-seed0"]
     assert told[:2] == ["tiny-short-seed0: started", "tiny-two-seed0: started"]
     assert priorities == {'name="tiny-short"': "0", 'name="tiny-two"': "1", 'name="tiny-asfp-tuned"': "1"}
+    assert threads == {f"{max(1, (os.cpu_count() or 1) // 2)}"}
     tuned = plan_of(places, TUNED).rows[0][1][0].record
     assert tuned is not None
     assert len(tuned["weights"]["model"]) == 64

@@ -234,6 +234,15 @@ def test_foreign_or_all_torn_checkpoints_are_errors_not_a_new_start(tmp_path: Pa
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_a_run_goes_on_with_another_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    cut_off_after(monkeypatch, config, saves=1)
+    elsewhere = replace(config, engine=replace(config.engine, accelerator="auto"))
+    record = train(elsewhere)
+    assert len(record["epochs"]["loss"]) == config.epochs
+    assert train(config)["result"] == record["result"]  # finished, whichever asks
+
+
 def test_another_config_in_the_same_folder_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_in(tmp_path)
     cut_off_after(monkeypatch, config, saves=1)

@@ -120,6 +120,17 @@ class SoftPruner:
         zero_(self.zeroed_layers, self.masks, self.zero_maps)
         return self._record(epoch, share * self.rate, self.together.per_layer(counts), regrown)
 
+    def counts_at(self, epoch: int) -> dict[str, int]:
+        """How many filters a pruning after `epoch` zeroes, floor(N * rate(epoch)), by the layer that chooses.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.LazyLinear(2))
+        >>> pruner = SoftPruner(net, 0.5, epochs=200)
+        >>> pruner.counts_at(25), pruner.counts_at(199), pruner.counts_at(200)
+        ({'0': 6}, {'0': 7}, {'0': 8})
+        """
+        counts = self.together.per_layer(self.together.counts(self._share(check_epoch(epoch, self.epochs))))
+        return {layer.name: count for layer, count in zip(self.layers, counts, strict=True)}
+
     def _share(self, epoch: int) -> float:
         """How much of its goal each layer is pruned to: rate(epoch) / goal, Eq. 6."""
         return check_scheduled(self.schedule, epoch) / self._goal

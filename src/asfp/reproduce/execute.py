@@ -71,7 +71,7 @@ def execute(
     A run is `asfp train` in a process of its own, with its output in train.log in the run's folder. At the budget, or
     at Ctrl-C or SIGTERM, each gets one SIGTERM: it writes a checkpoint after the step it is in, and the next call goes
     on from there. `settings` are added to every run, e.g. engine.accelerator=cpu. Where CUDA MPS shares the GPU out, a
-    run that others wait for goes before the rest.
+    run that others wait for goes before the rest; the cores are shared out, unless OMP_NUM_THREADS is set.
     """
     if jobs < 1:
         raise AsfpError(f"--jobs {jobs}: it must be at least 1")
@@ -90,7 +90,7 @@ def execute(
                 while len(active) < jobs and (following := _next(waiting, active, outcome)) is not None:
                     waiting.remove(following)
                     needed = any(planned.needs == following.name for planned in waiting)
-                    active.append(_Process(following, settings, say, needed))
+                    active.append(_Process(following, settings, say, needed, jobs))
                 if not active:
                     break  # what is left needs a run that failed
                 if clock() - told > TELL_EVERY_S:
@@ -107,7 +107,9 @@ def execute(
 class _Process:
     """One run: its process and its log."""
 
-    def __init__(self, planned: Planned, settings: Sequence[str], say: Callable[[str], None], needed: bool) -> None:
+    def __init__(
+        self, planned: Planned, settings: Sequence[str], say: Callable[[str], None], needed: bool, jobs: int
+    ) -> None:
         self.planned, self.folder, self.begin = planned, planned.config.folder, time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = (self.folder / LOG).open("ab")
@@ -115,7 +117,8 @@ class _Process:
         source = Path(__file__).resolve().parents[2]
         paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
         priority = {"CUDA_MPS_CLIENT_PRIORITY": "0" if needed else "1"}  # 0: normal, 1: below
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | priority
+        threads = {} if jobs == 1 else {"OMP_NUM_THREADS": f"{max(1, (os.cpu_count() or 1) // jobs)}"}
+        environment = threads | os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | priority
         # a session of its own: Ctrl-C reaches the runs through us, once
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment, start_new_session=True

@@ -24,6 +24,7 @@ from asfp.train.identity import comparable, settings
 from asfp.train.journal import Journal
 from asfp.train.norms import filter_norms, returned
 from asfp.train.processes import any_image, asked_to_stop, share_buffers, take_step, total_losses
+from asfp.train.pruning import taken_last
 from asfp.train.record import RECORD, finish, place_of
 from asfp.train.stopping import stop_signals
 
@@ -76,9 +77,12 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     journal = Journal(config, progress.history, parts.data.steps, parts.pruner, quiet=not first)
     if progress.epoch or progress.step:
         journal.say(f"going on from {progress} of {config.folder}")
-    elif parts.pruner is not None and parts.pruner.schedule(0) > 0.0:
-        _prune(parts, parts.pruner, 0)  # SFP: a rate above 0 before training, too
-        _restart(parts, 0)
+    elif parts.pruner is not None:
+        if told := taken_last(parts.pruner, config.pruning):
+            journal.say(f"note: {told}")
+        if parts.pruner.schedule(0) > 0.0:
+            _prune(parts, parts.pruner, 0)  # SFP: a rate above 0 before training, too
+            _restart(parts, 0)
     if parts.regrowth is not None:
         parts.regrowth.resume(progress.epoch)
     here = place_of(parts)

@@ -104,3 +104,39 @@ def _curve(pruning: PruningConfig, epochs: int) -> Any:
     if name == "asymptotic":
         return AsymptoticSchedule(pruning.rate, epochs, start=pruning.start, d=pruning.d)
     return {"linear": LinearSchedule, "cubic": CubicSchedule}[name](pruning.rate, epochs, start=pruning.start)
+
+
+MUCH = 0.02
+"""A last pruning that takes a larger share of what a layer has left is told before training."""
+
+
+def taken_last(pruner: SoftPruner, pruning: PruningConfig) -> str:
+    """What is to be said where the last pruning takes filters that no pruning before it took; empty where it does not.
+
+    Eq. 7 reaches its goal at the last epoch. Where N * rate is a whole number, floor(N * rate(e)) is one less until
+    then, and nothing is trained after the last filter is gone.
+
+    >>> import asfp
+    >>> half = asfp.SoftPruner(asfp.create_model("resnet8"), 0.5, epochs=200)
+    >>> print(taken_last(half, PruningConfig(method="asfp", rate=0.5)))
+    the last pruning takes more filters than the one before, from 7 of 7 layers (up to 11 % of what a layer has left), \
+and nothing is trained after it: rate=0.5005, just above, or freeze_epochs=10 gets there earlier
+    >>> taken_last(asfp.SoftPruner(asfp.create_model("resnet8"), 0.5005, epochs=200), PruningConfig())
+    ''
+    """
+    before = (pruner.epochs - 1) // pruner.interval * pruner.interval
+    if before == 0:
+        return ""
+    counts = zip(
+        pruner.layers, pruner.counts_at(before).values(), pruner.counts_at(pruner.epochs).values(), strict=True
+    )
+    shares = [(last - count) / (layer.filters - count) for layer, count, last in counts]
+    if max(shares, default=0.0) <= MUCH:
+        return ""
+    above = f"rate={1.001 * pruning.rate:.4g}, just above, or " if pruning.rate < 0.99 and not pruning.layers else ""
+    return (
+        "the last pruning takes more filters than the one before, "
+        f"from {sum(share > 0 for share in shares)} of {len(shares)} layers (up to {100 * max(shares):.0f} % of what a "
+        f"layer has left), and nothing is trained after it: {above}freeze_epochs={max(1, pruner.epochs // 20)} "
+        "gets there earlier"
+    )
