@@ -467,3 +467,9 @@ def test_all_is_every_run_once_with_the_most_seeds_that_any_table_asks_for() -> 
         assert found.seeds >= row.seeds
         assert row.optional or not found.optional
     assert [row.priority for row in rows.values()] == sorted(row.priority for row in rows.values())
+
+
+def test_no_jobs_at_once_are_refused_even_for_a_plan() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "table1", "--plan", "--jobs", "0"])
+    assert done.exit_code == 2
+    assert "--jobs 0: it must be at least 1" in done.stderr

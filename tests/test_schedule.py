@@ -178,3 +178,20 @@ def test_epoch_is_checked(kind: Callable[[float, int], Callable[[object], float]
 def test_constant_checks_its_epoch(epoch: object) -> None:
     with pytest.raises(AsfpError, match=r"epoch="):
         ConstantSchedule(0.4)(epoch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AsymptoticSchedule(10**400, 200),
+        lambda: AsymptoticSchedule(0.4, 10**400),
+        lambda: AsymptoticSchedule(0.4, 200, start=-(10**400)),
+        lambda: AsymptoticSchedule(0.4, 200, d=10**400),
+        lambda: AsymptoticSchedule(0.4, 200)(10**5000),
+        lambda: ConstantSchedule(0.4)(10**400),
+        lambda: LinearSchedule(0.4, 10**5000),
+    ],
+)
+def test_ints_beyond_all_floats_are_refused_like_other_numbers(make: Callable[[], object]) -> None:
+    with pytest.raises(AsfpError, match=r"=\(an int of [0-9]+ bits\) is not a"):
+        make()

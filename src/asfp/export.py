@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import tempfile
@@ -20,7 +19,7 @@ from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2
 from asfp.errors import AsfpError, VerificationError, nearest
 from asfp.folding import convolve_borders, fold_batch_norms
 from asfp.pieces import keep_in_pieces
-from asfp.trace import Example, as_arguments
+from asfp.trace import Example, as_arguments, copy_of
 
 TOLERANCE = 1e-4
 """Allowed difference, relative to the range of torch's output; engines add in another order, and fold."""
@@ -138,7 +137,7 @@ def _export(
 ) -> Exported:
     target = _target(path, suffixes[0])
     inputs = _inputs(model, example_inputs)
-    reference = copy.deepcopy(model).eval().cpu()
+    reference = copy_of(model).eval().cpu()
     deployed = fold_batch_norms(reference, inputs)
     if not (fixed and load is run_openvino):  # which would rather add a constant map
         deployed = convolve_borders(deployed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections import Counter
 from typing import Any
@@ -15,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from asfp.compaction.layers import BorderBias
 from asfp.errors import TraceError
 from asfp.roles import LEAVES
-from asfp.trace import Example, has_effect, trace
+from asfp.trace import Example, copy_of, has_effect, trace
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -39,7 +38,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
     >>> [type(m).__name__ for m in fold_batch_norms(net, torch.zeros(1, 3, 8, 8)).children()]
     ['Conv2d', 'ReLU']
     """
-    copied = copy.deepcopy(model).eval()
+    copied = copy_of(model).eval()
     try:
         traced = trace(copied, example_inputs, (*LEAVES, BorderBias))
     except TraceError:

@@ -9,6 +9,9 @@ from functools import cached_property
 
 from asfp.errors import AsfpError
 
+MOST_EPOCHS = 2**53
+"""Up to here every epoch has a float of its own."""
+
 
 def check_rate(name: str, value: object) -> float:
     """`value` as a float, when it is a number strictly between 0 and 1.
@@ -30,15 +33,31 @@ def check_epochs(value: object, name: str = "epochs") -> int:
     >>> check_epochs(200)
     200
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise AsfpError(f"{name}={value!r} is not a count of epochs: it must be an int of at least 1, e.g. {name}=200")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) <= MOST_EPOCHS:
+        raise AsfpError(
+            f"{name}={_shown(value)} is not a count of epochs: it must be an int of at least 1, e.g. {name}=200"
+        )
     return int(value)
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise AsfpError(f"{name}={value!r} is not a finite number: pass an int or a float, e.g. {name}=0.4")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, numbers.Real) and _is_finite(value):
+        return float(value)
+    raise AsfpError(f"{name}={_shown(value)} is not a finite number: pass an int or a float, e.g. {name}=0.4")
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int too large for a float
+        return False
+
+
+def _shown(value: object) -> str:
+    """A value in a message: a huge int by its size alone, since Python does not write those out."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"(an int of {value.bit_length()} bits)"
+    return repr(value)
 
 
 def _check_start(start: object, goal: float) -> None:

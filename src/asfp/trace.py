@@ -118,12 +118,21 @@ def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
     >>> int((copy_of(layer).weight == 0).all((1, 2, 3)).sum())
     4
     """
-    own = [v for module in model.modules() for k, v in vars(module).items() if k not in ("_parameters", "_modules")]
-    kept = [x for x in pytree.tree_leaves(own) if isinstance(x, Tensor) and not x.is_leaf]
-    known = {id(x): x.detach().clone() for x in kept}
+    known = {id(x): x.detach().clone() for x in kept_tensors(model)}
     if share_tensors:
         known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, known)
+
+
+def kept_tensors(model: nn.Module) -> list[Tensor]:
+    """Tensors that a model computed and keeps beside its parameters; copy.deepcopy refuses them.
+
+    >>> from torch.nn.utils import prune
+    >>> len(kept_tensors(prune.ln_structured(nn.Conv2d(3, 8, 3), "weight", amount=0.5, n=2, dim=0)))
+    1
+    """
+    own = [v for module in model.modules() for k, v in vars(module).items() if k not in ("_parameters", "_modules")]
+    return [x for x in pytree.tree_leaves(own) if isinstance(x, Tensor) and not x.is_leaf]
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -299,6 +300,48 @@ def test_the_self_check_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(BorderBias, "contribution", lambda self, y, x: right(self, y, x) * 1.5)
     with pytest.raises(asfp.VerificationError, match=r"NOT equal.*first at layer1_0_conv1"):
         asfp.compact(model, torch.randn(1, 3, 32, 32))
+
+
+def test_the_self_check_names_the_layer_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = soft_pruned("resnet20", 0.4)
+    monkeypatch.setattr(BorderBias, "contribution", lambda self, y, x: y.new_zeros(7, 7, 7))
+    with pytest.raises(
+        asfp.VerificationError,
+        match=r"the compact model does not run on inputs of shape \(1, 3, 32, 32\): RuntimeError: .* at layer1_0_conv1",
+    ):
+        asfp.compact(model, torch.randn(1, 3, 32, 32))
+
+
+def test_verify_says_what_does_not_run_or_fit() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    good, other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 5, 3)
+    with pytest.raises(asfp.VerificationError, match=r"the compact model does not run on inputs.*expected input"):
+        asfp.verify(good, nn.Conv2d(4, 4, 3), x)
+    with pytest.raises(asfp.VerificationError, match="the original model does not run"):
+        asfp.verify(nn.Conv2d(4, 4, 3), good, x)
+    with pytest.raises(asfp.VerificationError, match=r"differ in shape: \(1, 4, 6, 6\) and \(1, 5, 6, 6\)$"):
+        asfp.verify(good, other, x)
+
+    class Halved(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).half()
+
+    with pytest.raises(asfp.VerificationError, match=r"differ in type: float32 and float16; torch.autocast"):
+        asfp.verify(good, Halved(3, 4, 3), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:UserWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_models_that_keep_a_computed_weight_can_be_measured_and_compacted(norm: Any) -> None:
+    model = nn.Sequential(norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    x = torch.randn(1, 3, 8, 8)
+    model(x)
+    with torch.no_grad():
+        model[2].weight[:2] = 0
+    small = asfp.compact(model, x)
+    assert asfp.verify(model, copy.deepcopy(small), x).ok
+    assert asfp.measure(model, x).macs_conv == small.plan.macs_before
 
 
 def test_verify_says_how_far_apart(resnet20: tuple[nn.Module, CompactModule]) -> None:

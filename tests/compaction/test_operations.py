@@ -12,6 +12,7 @@ from networks import assert_equal
 from torch import Tensor, nn
 
 import asfp
+from asfp.compaction import apply
 
 Layer = Callable[[Tensor], Any]
 
@@ -216,6 +217,64 @@ def test_layers_called_as_functions() -> None:
     assert [x.out_after for x in small.plan.layers] == [4, 5, 5]
     assert small.scale.shape == (4, 1, 1)  # type: ignore[union-attr]
     assert_equal(model, small, (1, 3, 8, 8), (3, 3, 5, 9))
+
+
+class Computed(nn.Module):
+    """Weights that forward makes of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.gain = nn.Parameter(torch.randn(6, 3, 3, 3)), nn.Parameter(torch.rand(6, 1, 1, 1) + 0.5)
+        self.fixed, self.last = nn.Parameter(torch.randn(4, 6, 1, 1)), nn.Conv2d(4, 2, 1)
+        self.register_buffer("scale", torch.rand(4, 1, 1, 1))
+        with torch.no_grad():
+            self.base[:2] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.conv2d(x, self.base * self.gain * 2))
+        return self.last(F.conv2d(x, self.fixed.detach() + self.scale.abs()))
+
+
+def test_what_forward_makes_of_parameters_is_told_and_trained_as_it_was() -> None:
+    model = Computed().double().eval()
+    small = asfp.compact(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert_equal(model, small, (1, 3, 8, 8))
+    assert small.plan.computed == {"conv2d.weight": ("base", "gain"), "conv2d_1.weight": ("fixed", "scale")}
+    assert "conv2d.weight: from base, gain" in str(small.plan)
+    assert "2 computed parameters are parameters of their own" in small.plan.summary()
+    trained = {name: p.requires_grad for name, p in small.named_parameters()}
+    assert (trained["conv2d.weight"], trained["conv2d_1.weight"]) == (True, False)  # the second is detached
+    assert asfp.Plan.from_json(small.plan.to_json()) == small.plan
+    assert asfp.compact(Functional(), torch.randn(2, 3, 8, 8)).plan.computed == {}
+
+
+class OneMap(nn.Module):
+    """A map for all channels, added to channels that may all be zero."""
+
+    def __init__(self, then: Layer, zero: tuple[bool, bool]) -> None:
+        super().__init__()
+        self.many, self.one = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.Conv2d(3, 1, 3, padding=1)
+        self.then, self.last = then, nn.Conv2d(6, 4, 3, padding=1)
+        with torch.no_grad():
+            for layer, gone in zip((self.many, self.one), zero, strict=True):
+                layer.weight *= not gone
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.many(x) + self.one(x)
+        return self.last(F.relu(y)), self.then(y)
+
+
+@pytest.mark.parametrize("zero", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "then",
+    [lambda y: y, lambda y: y.unbind(1)[2], lambda y: y[:, ::2], lambda y: y.cumsum(1), lambda y: y.mean((2, 3))],
+)
+def test_one_map_added_to_channels_that_are_all_zero_makes_as_many(then: Layer, zero: tuple[bool, bool]) -> None:
+    model = OneMap(then, zero).double().eval()
+    small = asfp.compact(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert_equal(model, small, (1, 3, 8, 8), (3, 3, 5, 9))
+    again = apply(small.plan, model)
+    assert_equal(model, again, (1, 3, 8, 8))
 
 
 class Overwritten(nn.Module):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from asfp import AsfpError, AsymptoticSchedule
+from asfp.cli import app
 from asfp.report.chart import CODES, Dots, Line
 from asfp.report.content import Content, gather
 from asfp.report.groups import grouped
@@ -285,3 +287,13 @@ def test_colours_stay_with_methods(runs: Path) -> None:
     groups = grouped([read_run(runs / name) for name in ("late", "dense", "asfp-0")])
     colours = {group.label: group.colour for group in groups}
     assert colours == {"dense": 0, "asfp (interval 3)": 2, "asfp (interval 1)": 4}
+
+
+def test_the_command_refuses_what_has_nothing_to_show(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "x.json", tmp_path / "empty"):
+        result = CliRunner().invoke(app, ["report", str(path), "--output", str(tmp_path / "page.html")])
+        assert result.exit_code == 2
+        assert "there is nothing to show" in " ".join(result.stderr.split())
+        assert not (tmp_path / "page.html").exists()

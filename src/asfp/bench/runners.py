@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from asfp.fusion import fuse, take_faster
 from asfp.measurement.macs import count_layers
 from asfp.replay import Replay
 from asfp.sources import Source, build, parse_source, resize
+from asfp.trace import copy_of
 
 ENGINES = {"torch": "torch", "compile": "torch", "fused": "torch", "onnxruntime": "onnx", "openvino": "openvino"}
 """Engine -> the extra that has it."""
@@ -127,7 +127,7 @@ class Contestant:
         def prepare() -> Run:
             layout: Any = torch.channels_last if setting.channels_last and example.ndim == 4 else torch.preserve_format
             fused = setting.engine == "fused"  # folded before it is rounded to the precision
-            ready: Any = fuse(model, example) if fused else copy.deepcopy(model).eval()
+            ready: Any = fuse(model, example) if fused else copy_of(model).eval()
             ready = ready.to(setting.device, PRECISIONS[setting.precision])
             ready = ready.to(memory_format=layout) if setting.channels_last else ready
             x = torch.randn(setting.batch, *example.shape[1:], generator=torch.Generator().manual_seed(0))

@@ -108,20 +108,27 @@ def _sizes_one_by_one(traced: fx.GraphModule) -> None:
 
 
 def _work_out_parameters(traced: fx.GraphModule) -> None:
-    """Compute once what depends on parameters alone: weight standardisation, `weight.shape`, numbers made of these."""
+    """Compute once what depends on parameters alone: weight standardisation, `weight.shape`, numbers made of these.
+
+    What they were made of is noted in `traced.meta["computed"]`: from then on they go their own way.
+    """
     graph = traced.graph
+    computed: dict[str, tuple[str, ...]] = traced.meta.setdefault("computed", {})
     for node in list(graph.nodes):
         if not _depends_on_parameters_alone(node):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: attribute(traced, str(n.target)))
-        with torch.no_grad():
+        with torch.enable_grad():  # what is detached, and so not trained, stays so
             if node.op == "call_method":
                 result = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 result = node.target(*args, **kwargs)
         if isinstance(result, Tensor):
             with graph.inserting_before(node):
-                known = graph.get_attr(_hold(traced, node, result))
+                name = _hold(traced, node, result)
+                known = graph.get_attr(name)
+            made_of = dict.fromkeys(str(n.target) for n in node.all_input_nodes)
+            computed[name] = tuple(dict.fromkeys(s for n in made_of for s in computed.get(n, (n,))))
             known.meta = dict(node.meta)
             node.replace_all_uses_with(known)
         else:
@@ -149,7 +156,7 @@ def _hold(traced: fx.GraphModule, node: fx.Node, value: Tensor) -> str:
     holder = traced.get_submodule(owner)
     name = _free_name(holder, node.name)
     if value.is_floating_point():
-        holder.register_parameter(name, nn.Parameter(value.clone()))
+        holder.register_parameter(name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
     else:
         holder.register_buffer(name, value.clone())
     return f"{owner}.{name}" if owner else name
@@ -176,6 +183,11 @@ def _as_modules(traced: fx.GraphModule) -> None:
         free = _free_name(traced.get_submodule(owner), node.name)
         name = f"{owner}.{free}" if owner else free
         traced.add_submodule(name, module.eval())
+        computed = traced.meta["computed"]
+        for source_of in (n for n in node.all_input_nodes if str(n.target) in computed):
+            value = attribute(traced, str(source_of.target))
+            places = [f"{name}.{k}" for k, v in (*module.named_parameters(), *module.named_buffers()) if v is value]
+            computed |= dict.fromkeys(places, computed[str(source_of.target)])
         node.op, node.target, node.args, node.kwargs = "call_module", name, (source,), {}
 
 

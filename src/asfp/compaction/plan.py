@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,8 @@ class Plan:
     input_names: tuple[str, ...]
     input_types: tuple[str, ...]
     layout: str = "least"
+    computed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parameters that the model's forward computes from others: here they are parameters of their own, by name."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -142,6 +144,7 @@ class Plan:
                 folded=tuple(FoldedPlan(**x) for x in data.pop("folded")),
                 layouts=dict(data.pop("layouts")),
                 facts=dict(data.pop("facts")),
+                computed={str(k): tuple(map(str, v)) for k, v in data.pop("computed", {}).items()},
                 input_names=tuple(str(n) for n in data.pop("input_names")),
                 input_types=tuple(str(n) for n in data.pop("input_types")),
                 **data,
@@ -172,6 +175,8 @@ class Plan:
             lines.append(f"  additions: {counts}")
         if self.barriers:
             lines.append(f"  {len(self.barriers)} barriers (kept at full width)")
+        if self.computed:
+            lines.append(f"  {len(self.computed)} computed parameters are parameters of their own from here on")
         if self.constant_outputs:
             lines.append(f"  {self.constant_outputs} output channels no longer depend on the input")
         return "\n".join(lines)
@@ -199,6 +204,10 @@ class Plan:
                 [f"{f.layer}: {f.channels} channels into the {f.how}, {f.additions:,} additions" for f in self.folded],
             ),
             ("Additions", [f"{name}: {how}" for name, how in self.layouts.items()]),
+            (
+                "Computed once, trained by themselves from here on",
+                [f"{name}: from {', '.join(sources)}" for name, sources in self.computed.items()],
+            ),
         ):
             if rows:
                 console.print(f"{title}:", *(f"  {row}" for row in rows), sep="\n", highlight=False)
@@ -262,7 +271,18 @@ def make_plan(traced: fx.GraphModule, state: Analysis, out: Rewriter, layout: st
         input_names=tuple(str(n.target) for n in inputs),
         input_types=tuple(str(n.meta["val"].dtype).removeprefix("torch.") for n in inputs),
         layout=layout,
+        computed=_computed(traced, out),
     )
+
+
+def _computed(traced: fx.GraphModule, out: Rewriter) -> dict[str, tuple[str, ...]]:
+    """What is left of the tensors that were worked out from parameters."""
+    trained = {name for name, _ in traced.named_parameters(remove_duplicate=False)}
+    return {
+        name: sources
+        for name, sources in traced.meta["computed"].items()
+        if {name, name.rpartition(".")[0]} & set(out.attributes) and trained & set(sources)
+    }
 
 
 def _layers(state: Analysis, out: Rewriter) -> tuple[LayerPlan, ...]:

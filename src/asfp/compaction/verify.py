@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,12 +69,17 @@ def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verifica
     """`verify` on given inputs; the models must be in evaluation mode."""
     worst, worst_relative, dtype, count = 0.0, 0.0, torch.float32, 0
     for args, kwargs in cases:
-        expected, got = outputs(model, args, kwargs), outputs(compact, args, kwargs)
+        expected, got = _run("original", model, args, kwargs), _run("compact", compact, args, kwargs)
         count += 1
-        kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (expected, got)]
-        if kinds[0] != kinds[1]:
+        shapes = [[tuple(t.shape) for t in side] for side in (expected, got)]
+        if shapes[0] != shapes[1]:
             raise VerificationError(
-                f"the models' outputs differ in shape or type: {kinds[0]} and {kinds[1]}; "
+                f"the models' outputs differ in shape: {_listed(shapes[0])} and {_listed(shapes[1])}"
+            )
+        types = [[str(t.dtype).removeprefix("torch.") for t in side] for side in (expected, got)]
+        if types[0] != types[1]:
+            raise VerificationError(
+                f"the models' outputs differ in type: {_listed(types[0])} and {_listed(types[1])}; "
                 "torch.autocast inside forward is not traced: put it around the call of the model"
             )
         for e, g in zip(expected, got, strict=True):
@@ -81,6 +87,21 @@ def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verifica
             diff, relative = distance(e, g)
             worst, worst_relative = max(worst, diff), max(worst_relative, relative)
     return Verification(worst, worst_relative, TOLERANCE.get(dtype, 1e-5), str(dtype).removeprefix("torch."), count)
+
+
+def _run(which: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    try:
+        return outputs(model, args, kwargs)
+    except Exception as error:  # whatever a model's forward raises
+        shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        said = str(error).strip().partition("\n")[0] or "no message"
+        raise VerificationError(
+            f"the {which} model does not run on inputs of shape {_listed(shapes)}: {type(error).__name__}: {said}"
+        ) from error
+
+
+def _listed(things: list[Any]) -> str:
+    return ", ".join(map(str, things)) or "nothing"
 
 
 def distance(expected: Tensor, got: Tensor) -> tuple[float, float]:
@@ -141,13 +162,20 @@ def self_check(
     model that computes in less precision inside is compared as that allows.
     """
     cases = cases_of(reference, example_inputs)
-    found = compare(reference, compact, cases)
+
+    def compared(a: nn.Module, b: nn.Module, given: list[Case]) -> Verification:
+        try:
+            return compare(a, b, given)
+        except VerificationError as error:
+            raise VerificationError(f"{error}{_first_difference(out, compact, cases[0])}") from error
+
+    found = compared(reference, compact, cases)
     noise = 0.0
     if found.dtype != "float64" and _fits_in_float64(reference):
         wide, wide_cases = copy_of(reference).double(), _doubled(cases)
         if _types_in(wide, wide_cases[0]) == {torch.float64}:
             wide_compact = rebuild(wide, wide_cases[0][0] or wide_cases[0][1])
-            exact = compare(wide, wide_compact.eval(), wide_cases)
+            exact = compared(wide, wide_compact.eval(), wide_cases)
             if not exact.ok:
                 raise VerificationError(f"{exact}{_first_difference(out, compact, cases[0])}")
             noise = max(_rounding(reference, wide, c, w) for c, w in zip(cases, wide_cases, strict=True))
@@ -199,12 +227,13 @@ def _rounding(model: nn.Module, wide: nn.Module, case: Case, wide_case: Case) ->
 
 
 def _first_difference(out: Rewriter, compact: nn.Module, case: Case) -> str:
-    """Names the first layer whose kept channels differ from the original's."""
+    """Names the first layer whose kept channels differ from the original's, or else the first that does not run."""
     originals, new = _Recorder(out.state.traced), _Recorder(compact)
     with torch.no_grad():
         for recorder in (originals, new):
             args, kwargs = case
-            recorder.run(*args, *kwargs.values())
+            with contextlib.suppress(Exception):  # what the graph does up to there is recorded
+                recorder.run(*args, *kwargs.values())
     for node, physical in out.physicals.items():
         expected, got = originals.values.get(node.name), new.values.get(physical.node.name)
         if isinstance(expected, Tensor) and isinstance(got, Tensor) and not physical.virtual:
@@ -212,7 +241,8 @@ def _first_difference(out: Rewriter, compact: nn.Module, case: Case) -> str:
             expected = expected.index_select(axis, torch.as_tensor(physical.keep, device=expected.device))
             if expected.shape != got.shape or distance(expected, got)[1] > TOLERANCE.get(got.dtype, 1e-5):
                 return f"; first at {node.name} ({node.target})"
-    return ""
+    missing = next((n for n in new.graph.nodes if n.name not in new.values), None)
+    return "" if missing is None else f"; at {missing.name} ({missing.target})"
 
 
 class _Recorder(fx.Interpreter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from asfp.measurement.macs import LayerMacs, count_layers
 from asfp.measurement.paper import convolution_macs, exact_fraction, trace_whole, whole_filters
 from asfp.pruner import SoftPruner
 from asfp.selection import Layers, unwrap
-from asfp.trace import Example
+from asfp.trace import Example, copy_of
 
 __all__ = ["LayerMacs", "Measurement", "Pruned", "measure"]
 
@@ -189,7 +188,7 @@ def _pruned(model: nn.Module, example_inputs: Example, rate: float | None, optio
 
 def _with_random_weights(model: nn.Module) -> nn.Module:
     """A copy in which no channel is zero by accident (as the last norm of a block often is at first)."""
-    copied = copy.deepcopy(model).eval()
+    copied = copy_of(model).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in [*copied.parameters(), *copied.buffers()]:

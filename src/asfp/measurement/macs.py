@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from asfp.errors import AsfpError
-from asfp.trace import Example, as_arguments
+from asfp.trace import Example, as_arguments, kept_tensors
 
 CONVOLUTIONS = {torch.ops.aten.convolution, torch.ops.aten._convolution, torch.ops.aten.cudnn_convolution}
 """What counts as a convolution; every other product that torch counts (mm, addmm, bmm, attention) is linear."""
@@ -101,7 +101,7 @@ def _products(model: nn.Module, example_inputs: Example) -> dict[str, tuple[int,
 def _without_data(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     """A copy in evaluation mode whose tensors have shapes and no data: any size fits in memory."""
     memo: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
+    for tensor in [*model.parameters(), *model.buffers(), *kept_tensors(model)]:
         with torch.no_grad():
             twin = fake.from_tensor(tensor.detach())
         memo[id(tensor)] = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin

@@ -27,6 +27,11 @@ def report(
         for path in find_runs(paths):
             time_run(read_run(path))
     content = gather(paths)
+    if not content.groups:
+        raise AsfpError(
+            f"there is nothing to show: {'; '.join(map(str, content.notices))}. Give run folders of `asfp train`, or "
+            "their record.json"
+        )
     if text:
         from rich.console import Console
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asfp.errors import AsfpError
 from asfp.reproduce import DEFINITIONS, NAMES, check_name
-from asfp.reproduce.execute import Outcome, execute, parse_budget
+from asfp.reproduce.execute import Outcome, check_jobs, execute, parse_budget
 from asfp.reproduce.plan import Places, Plan, find_recipes, make_plan
 from asfp.reproduce.records import collect, key_of, load_records
 from asfp.reproduce.sheets import SHEETS
@@ -46,6 +46,7 @@ def reproduce(request: Request, say: Callable[[str], None]) -> str:
     """
     name = check_name(request.name)
     budget = parse_budget(request.budget) if request.budget else None
+    check_jobs(request.jobs)
     if request.device not in DEVICES:
         raise AsfpError(f"--device {request.device!r}: use one of {', '.join(DEVICES)}")
     if name not in DEFINITIONS:

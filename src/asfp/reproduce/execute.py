@@ -56,6 +56,15 @@ class Outcome:
     interrupted: bool = False
 
 
+def check_jobs(jobs: int) -> None:
+    """Refuse fewer than one run at a time.
+
+    >>> check_jobs(2)
+    """
+    if jobs < 1:
+        raise AsfpError(f"--jobs {jobs}: it must be at least 1")
+
+
 def execute(
     queue: Sequence[Planned],
     results: Path,
@@ -73,8 +82,7 @@ def execute(
     on from there. `settings` are added to every run, e.g. engine.accelerator=cpu. Where CUDA MPS shares the GPU out, a
     run that others wait for goes before the rest; the cores are shared out, unless OMP_NUM_THREADS is set.
     """
-    if jobs < 1:
-        raise AsfpError(f"--jobs {jobs}: it must be at least 1")
+    check_jobs(jobs)
     outcome, begin, told = Outcome(), clock(), clock()
     waiting = [planned for planned in queue if planned.state not in ("done", "blocked")]
     active: list[_Process] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from asfp.compaction import CompactModule, compact
 from asfp.errors import AsfpError
 from asfp.pruner import SoftPruner
 from asfp.targets.layers import LayerTimes, uses_of
+from asfp.trace import copy_of
 
 __all__ = ["Target", "rate_for_latency", "rate_for_macs"]
 
@@ -146,7 +146,7 @@ def rate_for_latency(
     setting = Setting(engine, batch=len(example), threads=threads)
     setting.check()
     cut = _cutter(model, example, {"selection": selection, "streams": streams, "align": align}, layout)
-    dense = copy.deepcopy(model).eval()
+    dense = copy_of(model).eval()
     layers = table.total(uses_of(dense, example))
 
     @cache
@@ -216,7 +216,7 @@ def _cutter(
 
     @cache
     def cut(step: int) -> CompactModule:
-        twin = copy.deepcopy(model).eval()
+        twin = copy_of(model).eval()
         if step:
             SoftPruner(twin, _rate(step), epochs=1, example_inputs=example, **options).step(1)
         return compact(twin, example, layout=layout, check=False).eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from asfp.bench.timing import interleave
 from asfp.engines import needs, run_onnx, run_openvino
 from asfp.errors import AsfpError
+from asfp.trace import copy_of
 
 ENGINES = {"torch": "torch", "onnxruntime": "onnx", "openvino": "openvino"}
 """Engines that single layers can be timed on, and the extra that has them."""
@@ -92,7 +92,7 @@ class LayerTimes:
     def _run(self, use: Use) -> Callable[[], object]:
         x = torch.randn(use.shape, generator=torch.Generator().manual_seed(0))
         if self.engine == "torch":
-            layer = copy.deepcopy(use.module).float().cpu().eval()
+            layer = copy_of(use.module).float().cpu().eval()
 
             def run() -> object:
                 with torch.inference_mode():

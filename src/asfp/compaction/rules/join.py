@@ -139,7 +139,7 @@ class Arithmetic(Rule):
                 out.define(op.node, padded, keep)
                 return
         carrier = self.carrier(op, a, b, keep, axis, out)
-        left, right = (self.side(op, x, keep, axis, out, forced=x is carrier) for x in (a, b))
+        left, right = (self.side(op, x, y, keep, axis, out, forced=x is carrier) for x, y in ((a, b), (b, a)))
         if self.kind == "add" and (left is None or right is None):
             only = right if left is None else left
             assert only is not None
@@ -171,7 +171,8 @@ class Arithmetic(Rule):
     def present(x: Operand, keep: Labels, out: Rewriter) -> bool:
         return x.kind == "channels" and out.has(x.node) and bool(np.isin(keep, out.physical(x.node).keep).any())
 
-    def side(self, op: Op, x: Operand, keep: Labels, axis: int, out: Rewriter, *, forced: bool) -> Any:
+    def side(self, op: Op, x: Operand, other: Operand, keep: Labels, axis: int, out: Rewriter, *, forced: bool) -> Any:
+        """What stands for an operand in the new graph; None where nothing has to: zeros added to the other side."""
         ndim = len(shape_of(op.node))
         if x.kind == "number":
             return out.arguments(x.node) if isinstance(x.node, fx.Node) else x.node
@@ -182,9 +183,15 @@ class Arithmetic(Rule):
         if forced or self.present(x, keep, out):
             return out.fetch(x.node, keep)
         fill = torch.from_numpy(np.where(x.live, 0, x.value)[keep])
-        if self.kind == "add" and not out.state.facts(op.name, f"fill{x.node.name}", lambda: (fill != 0).numpy()).any():
+        filled = self.kind != "add" or out.state.facts(op.name, f"fill{x.node.name}", lambda: (fill != 0).numpy()).any()
+        if not filled and not self.spreads(op, other, out):
             return None
         return out.insert(f"{op.name}_constant", Constant(column(out.like(fill, x.node), axis, ndim)), ())
+
+    @staticmethod
+    def spreads(op: Op, other: Operand, out: Rewriter) -> bool:
+        """Whether zeros must be added all the same, since they make a channel for each of the result out of one map."""
+        return other.kind == "shared" and out.state.facts.recall(op.name, "spreads", lambda: True)
 
     def padded(self, op: Op, a: Operand, b: Operand, keep: Labels, axis: int, out: Rewriter) -> Any:
         """Eq. 8 without a gather: the channels of each operand lie side by side among those of the result."""
