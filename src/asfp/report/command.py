@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asfp.errors import AsfpError
 from asfp.report.content import gather
+from asfp.report.page import check_page, write_page
 from asfp.report.runs import COMPACT, Run, find_runs, read_run
 from asfp.report.timings import BENCH
 
@@ -23,6 +24,11 @@ def report(
     bench: bool = False,
 ) -> None:
     """Write the page, unless only text or figures are wanted; say what was written and what is missing."""
+    page = output or (None if text or figures is not None else Path("report.html"))
+    if page is not None:
+        check_page(page)
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise AsfpError(f"--figures {figures} is a file: give a folder for the pictures")
     if bench:
         for path in find_runs(paths):
             time_run(read_run(path))
@@ -42,15 +48,10 @@ def report(
     if figures is not None:
         from asfp.report.still import write_figures
 
-        if figures.exists() and not figures.is_dir():
-            raise AsfpError(f"--figures {figures} is a file: give a folder for the pictures")
         print(f"{len(write_figures(content, figures))} files in {figures}")
-    if output is not None or not (text or figures is not None):
-        from asfp.report.page import write_page
-
-        path = output or Path("report.html")
-        size = write_page(content, path)
-        print(f"{path} ({size / 2**20:.1f} MB, opens offline)")
+    if page is not None:
+        size = write_page(content, page)
+        print(f"{page} ({size / 2**20:.1f} MB, opens offline)")
     if not text:
         for notice in content.notices:
             print(f"Note: {notice}", file=sys.stderr)

@@ -56,13 +56,21 @@ a double click goes back.</p></footer>
 """
 
 
-def write_page(content: Content, path: Path) -> int:
-    """Write the page, whole or not at all; the bytes that it has."""
-    text = page(content).encode()
+def check_page(path: Path) -> None:
+    """Refuse a path that no page can be written to.
+
+    >>> check_page(Path("report.html"))
+    """
     if not path.parent.is_dir():
         raise AsfpError(f"there is no folder {str(path.parent)!r} to write {path.name} in: make it first")
     if path.is_dir():
         raise AsfpError(f"{str(path)!r} is a folder: give a file to write, e.g. -o {path / 'report.html'}")
+
+
+def write_page(content: Content, path: Path) -> int:
+    """Write the page, whole or not at all; the bytes that it has."""
+    check_page(path)
+    text = page(content).encode()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     part = Path(name)
     try:
