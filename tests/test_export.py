@@ -440,3 +440,10 @@ def test_ctrl_c_after_openvino(tmp_path: Path) -> None:
         [sys.executable, "-c", INTERRUPTED, "net.xml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
+@pytest.mark.parametrize("export", [asfp.export_onnx, asfp.export_openvino, asfp.export_pt2])
+def test_a_file_in_the_wrong_place_is_said(export: Export) -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    with pytest.raises(asfp.AsfpError, match="the second argument is the file to write, got Tensor"):
+        export(model, x, "model.onnx")

@@ -246,6 +246,10 @@ def _outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _target(path: str | os.PathLike[str], suffix: str) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise AsfpError(
+            f"the second argument is the file to write, got {type(path).__name__}: export(model, 'model{suffix}', x)"
+        )
     target = Path(path)
     if target.suffix != suffix or target.is_dir():
         raise AsfpError(f"{str(path)!r} must be a file that ends in {suffix}, e.g. {target.stem or 'model'}{suffix}")
