@@ -37,7 +37,7 @@ def test_runs_take_turns_and_warm_up_is_not_counted() -> None:
 
 
 def test_a_run_three_times_as_long_is_found_to_be() -> None:
-    times = interleave([lambda: time.sleep(0.002), lambda: time.sleep(0.006)], repeats=15, warmup=1)
+    times = interleave([lambda: time.sleep(0.01), lambda: time.sleep(0.03)], repeats=15, warmup=1)
     saved, low, high = time_saved(*times)
     assert -2.6 < low <= saved <= high < -1
     assert 2 <= times[0].median < 4

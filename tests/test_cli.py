@@ -90,6 +90,26 @@ def test_a_full_disk_is_one_line_and_not_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+INTERRUPTED_IN_EXEC = """
+import os, runpy, signal, sys
+import asfp.cli
+
+def version():
+    exec("os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass", {"os": os, "signal": signal})
+
+asfp.cli.main = version
+runpy.run_module("asfp", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="interrupts are sent differently there")
+def test_an_interrupt_within_exec_exits_130_too(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_EXEC)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="interrupts are sent differently there")
 def test_an_interrupt_exits_130_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-m", "asfp", "demo", "--epochs", "1000", "--output", str(tmp_path)]

@@ -11,7 +11,7 @@ import pytest
 import asfp
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-MODULES = sorted(m.name for m in pkgutil.walk_packages(asfp.__path__, "asfp.") if not m.name.endswith("__main__"))
+MODULES = sorted(m.name for m in pkgutil.walk_packages(asfp.__path__, "asfp."))
 
 
 @pytest.mark.parametrize("name", MODULES)

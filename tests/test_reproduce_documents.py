@@ -63,7 +63,7 @@ SAID = {  # what the text says of runs, outside the tables
     ("docs/results.md", "from trained weights {}, below"): "resnet56-asfp-pretrained-cosine-distill",
     ("docs/results.md", "the best is the cosine, {} with"): "resnet56-asfp-cosine",
     ("docs/results.md", "the paper's recipe, {}, and hard"): "resnet56-asfp-pretrained",
-    ("docs/results.md", "and hard pruning, {}."): "resnet56-hard-pretrained",
+    ("docs/results.md", "and hard pruning, {}, which"): "resnet56-hard-pretrained",
 }
 
 
@@ -75,6 +75,23 @@ def test_the_text_says_what_the_records_have(where: tuple[str, str], label: str)
     assert found, label
     value = f"{mean(found):.2f}" + (f" ± {stdev(found):.2f}" if len(found) > 1 else "")
     assert sentence.format(value) in " ".join((ROOT / document).read_text().split())
+
+
+EARLIER = ("c7ebec0", "ec60f39", "e24ea17", "f065c57", "b1229d6")
+"""The commits whose records are of the earlier kernels."""
+
+
+def test_the_runs_of_the_earlier_kernels_are_those_that_the_text_names() -> None:
+    records = load_records(PLACES.results).values()
+    found = {(r["name"], r["seed"]) for r in records if r["name"].startswith("resnet") and r["commit"][:7] in EARLIER}
+    three = ("resnet56", "resnet56-sfp", "resnet56-asfp", "resnet56-hard")
+    one = ("sfp-pretrained", "asfp-pretrained", "asfp-l1", "asfp-geometric_median", "asfp-warmup")
+    said = {(name, seed) for name in three for seed in range(3)} | {(f"resnet56-{name}", 0) for name in one}
+    said |= {(f"resnet56-asfp-rate0.345-{name}", 0) for name in ("nested", "coupled")}
+    said |= {(f"resnet20{name}", 0) for name in ("", "-sfp", "-asfp", "-asfp-cosine", "-asfp-warmup", "-asfp-distill")}
+    assert found == said
+    blocks = {(r["name"], r["seed"]) for r in records if "fused blocks" in r["hardware"]["step"]}
+    assert not blocks & found
 
 
 LAST = {  # what the text says of the accuracy before and after the last pruning

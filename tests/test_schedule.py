@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -193,5 +194,14 @@ def test_constant_checks_its_epoch(epoch: object) -> None:
     ],
 )
 def test_ints_beyond_all_floats_are_refused_like_other_numbers(make: Callable[[], object]) -> None:
-    with pytest.raises(AsfpError, match=r"=\(an int of [0-9]+ bits\) is not a"):
+    with pytest.raises(AsfpError, match=r"=\(an int of [0-9]+ bits\) is (not a|more epochs)"):
         make()
+
+
+@pytest.mark.parametrize("goal", [Fraction(10**5000), Fraction(1, 10**5000), Fraction(10**5000 + 1, 10**5000)])
+def test_fractions_that_python_does_not_write_out_are_refused_too(goal: Fraction) -> None:
+    said = r"=\(a Fraction of too many digits\) is not"
+    with pytest.raises(AsfpError, match=said):
+        AsymptoticSchedule(goal, 200)  # type: ignore[arg-type]
+    with pytest.raises(AsfpError, match=said):
+        ConstantSchedule(goal)  # type: ignore[arg-type]

@@ -1,6 +1,32 @@
 """`python -m asfp` is `asfp`."""
 
-from asfp.cli import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The `asfp` command; Ctrl-C while it is still being imported ends it quietly, too.
+
+    >>> sys.argv = ["asfp", "--version"]
+    >>> try:
+    ...     main()
+    ... except SystemExit as end:
+    ...     print(end.code)
+    asfp 0.1.0
+    0
+    """
+    try:
+        from asfp.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        # Python notes an interrupt that passes through exec of a string, as dataclasses and namedtuples run when they
+        # are made, and kills itself at the end though it was caught; the next string resets that
+        exec("")
+
 
 if __name__ == "__main__":
     main()

@@ -248,7 +248,8 @@ def _outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def _target(path: str | os.PathLike[str], suffix: str) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise AsfpError(
-            f"the second argument is the file to write, got {type(path).__name__}: export(model, 'model{suffix}', x)"
+            f"the second argument is the file to write, got {type(path).__name__}: first the model, then "
+            f"'model{suffix}', then example_inputs"
         )
     target = Path(path)
     if target.suffix != suffix or target.is_dir():

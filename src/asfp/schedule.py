@@ -22,7 +22,7 @@ def check_rate(name: str, value: object) -> float:
     number = _number(name, value)
     if not 0.0 < number < 1.0:
         raise AsfpError(
-            f"{name}={value!r} is not a pruning rate: it must lie strictly between 0 and 1, e.g. {name}=0.4"
+            f"{name}={_shown(value)} is not a pruning rate: it must lie strictly between 0 and 1, e.g. {name}=0.4"
         )
     return number
 
@@ -33,7 +33,9 @@ def check_epochs(value: object, name: str = "epochs") -> int:
     >>> check_epochs(200)
     200
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) <= MOST_EPOCHS:
+    if isinstance(value, numbers.Integral) and int(value) > MOST_EPOCHS:
+        raise AsfpError(f"{name}={_shown(value)} is more epochs than anyone trains: at most {MOST_EPOCHS}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         raise AsfpError(
             f"{name}={_shown(value)} is not a count of epochs: it must be an int of at least 1, e.g. {name}=200"
         )
@@ -54,15 +56,20 @@ def _is_finite(value: numbers.Real) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: a huge int by its size alone, since Python does not write those out."""
+    """A value in a message: a huge number by its size or type alone, since Python does not write those out."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(an int of {value.bit_length()} bits)"
-    return repr(value)
+    try:
+        return repr(value)
+    except ValueError:  # a fraction of huge ints
+        return f"(a {type(value).__name__} of too many digits)"
 
 
 def _check_start(start: object, goal: float) -> None:
     if not 0.0 <= _number("start", start) <= goal:
-        raise AsfpError(f"start={start!r} is not allowed with goal={goal!r}: it must lie in 0..goal, e.g. start=0.0")
+        raise AsfpError(
+            f"start={_shown(start)} is not allowed with goal={_shown(goal)}: it must lie in 0..goal, e.g. start=0.0"
+        )
 
 
 def _share(epoch: object, epochs: int) -> float:

@@ -248,6 +248,28 @@ def test_what_forward_makes_of_parameters_is_told_and_trained_as_it_was() -> Non
     assert asfp.compact(Functional(), torch.randn(2, 3, 8, 8)).plan.computed == {}
 
 
+class Unbound(nn.Module):
+    """Weights that are parts of one parameter, by way of tuples."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.both, self.head = how, nn.Parameter(torch.randn(2, 4, 4, 3, 3)), nn.Conv2d(4, 2, 1)
+        with torch.no_grad():
+            self.both[:, :2] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.both.unbind(0) if self.how == "unbind" else (part[0] for part in self.both.chunk(2))
+        return self.head(F.conv2d(F.relu(F.conv2d(x, a)), b))
+
+
+@pytest.mark.parametrize("how", ["unbind", "chunk"])
+def test_what_comes_out_of_a_tuple_of_parameters_is_told_too(how: str) -> None:
+    model = Unbound(how).double().eval()
+    small = asfp.compact(model, torch.randn(2, 4, 8, 8, dtype=torch.float64))
+    assert_equal(model, small, (1, 4, 8, 8))
+    assert small.plan.computed == {"conv2d.weight": ("both",), "conv2d_1.weight": ("both",)}
+
+
 class OneMap(nn.Module):
     """A map for all channels, added to channels that may all be zero."""
 

@@ -296,4 +296,15 @@ def test_the_command_refuses_what_has_nothing_to_show(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["report", str(path), "--output", str(tmp_path / "page.html")])
         assert result.exit_code == 2
         assert "there is nothing to show" in " ".join(result.stderr.split())
+        assert "Give run folders" in " ".join(result.stderr.split())
         assert not (tmp_path / "page.html").exists()
+
+
+def test_the_command_says_that_a_run_has_only_begun(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text((runs / "asfp-0" / "config.toml").read_text())
+    (tmp_path / "metrics.jsonl").touch()
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "page.html"), "--bench"])
+    said = " ".join(result.stderr.split())
+    assert result.exit_code == 2
+    assert "its first epoch has not ended yet" in said
+    assert "follow it with --live" in said

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from asfp.compaction.effects import without_effects
 from asfp.compaction.sizes import look_again
@@ -114,6 +115,7 @@ def _work_out_parameters(traced: fx.GraphModule) -> None:
     """
     graph = traced.graph
     computed: dict[str, tuple[str, ...]] = traced.meta.setdefault("computed", {})
+    within: dict[fx.Node, tuple[str, ...]] = {}
     for node in list(graph.nodes):
         if not _depends_on_parameters_alone(node):
             continue
@@ -123,17 +125,24 @@ def _work_out_parameters(traced: fx.GraphModule) -> None:
                 result = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 result = node.target(*args, **kwargs)
+        made_of = dict.fromkeys(str(n.target) for n in node.all_input_nodes)
+        sources = tuple(dict.fromkeys(s for n in made_of for s in computed.get(n, (n,)))) + within.get(node, ())
         if isinstance(result, Tensor):
             with graph.inserting_before(node):
                 name = _hold(traced, node, result)
                 known = graph.get_attr(name)
-            made_of = dict.fromkeys(str(n.target) for n in node.all_input_nodes)
-            computed[name] = tuple(dict.fromkeys(s for n in made_of for s in computed.get(n, (n,))))
+            computed[name] = sources
             known.meta = dict(node.meta)
             node.replace_all_uses_with(known)
         else:
+            for user in node.users if _holds_tensors(result) else ():  # written into it, so no longer seen there
+                within[user] = within.get(user, ()) + sources
             _put(node, result)
         graph.erase_node(node)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(part, Tensor) for part in pytree.tree_leaves(value))
 
 
 def _put(node: fx.Node, value: Any) -> None:

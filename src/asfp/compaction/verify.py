@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asfp.errors import VerificationError
+from asfp.errors import AsfpError, VerificationError
 from asfp.trace import Example, as_arguments, copy_of
 
 if TYPE_CHECKING:
@@ -37,12 +38,16 @@ class Verification:
     tolerance: float
     dtype: str
     cases: int
+    problem: str = ""
+    """Why there is no difference to measure: outputs of other shapes or types, or a compact model that does not run."""
 
     @property
     def ok(self) -> bool:
-        return self.relative <= self.tolerance
+        return self.relative <= self.tolerance and not self.problem
 
     def __str__(self) -> str:
+        if self.problem:
+            return f"NOT equal: {self.problem}"
         verdict = "equal" if self.ok else "NOT equal"
         return (
             f"{verdict}: largest difference {self.max_abs_diff:.3g}, {self.relative:.3g} of the output's range "
@@ -54,15 +59,28 @@ def verify(model: nn.Module, compact: nn.Module, example_inputs: Example) -> Ver
     """Compare two models in evaluation mode: max |model(x) - compact(x)|, over x = the example and random inputs.
 
     The random inputs have the example's shape, once with its batch size and once with another. Raises nothing on a
-    difference: look at `.ok`, or print the result. Both models are left as they are.
+    difference, not even where shapes differ or the compact model does not run: look at `.ok`, or print the result. What
+    raises is a mistake: no models, or an example that the original does not take. Both models are left as they are.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> verify(model, model, torch.randn(2, 3, 8, 8)).ok
     True
     """
+    for given in (model, compact):
+        if not isinstance(given, nn.Module):
+            raise AsfpError(
+                f"two models are compared, got {type(given).__name__}: asfp.verify(model, compact, example_inputs)"
+            )
     a, b = copy_of(model).eval(), copy_of(compact).eval()
-    return compare(a, b, cases_of(model, example_inputs))
+    try:
+        return compare(a, b, cases_of(model, example_inputs))
+    except UnlikeError as error:
+        return Verification(math.inf, math.inf, TOLERANCE[torch.float32], "float32", 1, str(error))
+
+
+class UnlikeError(VerificationError):
+    """Two models whose outputs cannot be compared number by number."""
 
 
 def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verification:
@@ -73,12 +91,10 @@ def compare(model: nn.Module, compact: nn.Module, cases: list[Case]) -> Verifica
         count += 1
         shapes = [[tuple(t.shape) for t in side] for side in (expected, got)]
         if shapes[0] != shapes[1]:
-            raise VerificationError(
-                f"the models' outputs differ in shape: {_listed(shapes[0])} and {_listed(shapes[1])}"
-            )
+            raise UnlikeError(f"the models' outputs differ in shape: {_listed(shapes[0])} and {_listed(shapes[1])}")
         types = [[str(t.dtype).removeprefix("torch.") for t in side] for side in (expected, got)]
         if types[0] != types[1]:
-            raise VerificationError(
+            raise UnlikeError(
                 f"the models' outputs differ in type: {_listed(types[0])} and {_listed(types[1])}; "
                 "torch.autocast inside forward is not traced: put it around the call of the model"
             )
@@ -95,7 +111,7 @@ def _run(which: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     except Exception as error:  # whatever a model's forward raises
         shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         said = str(error).strip().partition("\n")[0] or "no message"
-        raise VerificationError(
+        raise (UnlikeError if which == "compact" else VerificationError)(
             f"the {which} model does not run on inputs of shape {_listed(shapes)}: {type(error).__name__}: {said}"
         ) from error
 

@@ -29,15 +29,16 @@ def report(
         check_page(page)
     if figures is not None and figures.exists() and not figures.is_dir():
         raise AsfpError(f"--figures {figures} is a file: give a folder for the pictures")
+    content = gather(paths)
+    if not content.groups:
+        fix = "Give run folders of `asfp train`, or their record.json"
+        if any(run.config for run in content.runs):
+            fix = "Wait for it, or follow it with --live"
+        raise AsfpError(f"there is nothing to show: {'; '.join(map(str, content.notices))}. {fix}")
     if bench:
         for path in find_runs(paths):
             time_run(read_run(path))
-    content = gather(paths)
-    if not content.groups:
-        raise AsfpError(
-            f"there is nothing to show: {'; '.join(map(str, content.notices))}. Give run folders of `asfp train`, or "
-            "their record.json"
-        )
+        content = gather(paths)
     if text:
         from rich.console import Console
 

@@ -274,7 +274,8 @@ def _facts(record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
 def _complaints(run: Run, folder: Path | None, recorded: bool) -> list[Notice]:
     """What a reader misses on the page, and how to get it."""
     if not run.epochs and not recorded:
-        return [Notice("there is no run that can be read; nothing of it is shown", (str(run.path),))]
+        why = "its first epoch has not ended yet" if run.config else "there is no run that can be read"
+        return [Notice(f"{why}; nothing of it is shown", (str(run.path),))]
     found = []
     if not recorded and folder is not None and not (folder / RECORD).exists():
         found.append(

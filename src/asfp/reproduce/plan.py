@@ -169,10 +169,11 @@ def _matches(row: Row, term: str) -> bool:
 def _no_row(definition: Definition, term: str) -> AsfpError:
     """The error for a part of `only` that names nothing: the nearest names, and where all of them are to be seen."""
     said = f"--only {term!r} names no row of {definition.name}."
-    if (end := re.search(r"-seed\d+$", term)) is not None:
-        fix = f" Rows stand for all their seeds: leave out {end[0]}, and use --seeds for how many."
-    else:
-        fix = nearest(term.removeprefix("="), dict.fromkeys(row.run.label for row in definition.rows))
+    name, fix = re.sub(r"-seed\d+$", "", term), ""
+    if name != term:
+        fix = f" Rows stand for all their seeds: leave out {term[len(name) :]}, and use --seeds for how many."
+    if name == term or not any(_matches(row, name) for row in definition.rows):
+        fix += nearest(name.removeprefix("="), dict.fromkeys(row.run.label for row in definition.rows))
     return AsfpError(f"{said}{fix} All rows: asfp reproduce {definition.name} --plan")
 
 

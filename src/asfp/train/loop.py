@@ -78,7 +78,7 @@ def _run(config: TrainConfig, fabric: Any) -> dict[str, Any]:
     if progress.epoch or progress.step:
         journal.say(f"going on from {progress} of {config.folder}")
     elif parts.pruner is not None:
-        if told := taken_last(parts.pruner, config.pruning):
+        if told := taken_last(parts.pruner, config, parts.model, parts.data):
             journal.say(f"note: {told}")
         if parts.pruner.schedule(0) > 0.0:
             _prune(parts, parts.pruner, 0)  # SFP: a rate above 0 before training, too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,33 +110,69 @@ MUCH = 0.02
 """A last pruning that takes a larger share of what a layer has left is told before training."""
 
 
-def taken_last(pruner: SoftPruner, pruning: PruningConfig) -> str:
+def taken_last(pruner: SoftPruner, config: TrainConfig, model: nn.Module, data: Any) -> str:
     """What is to be said where the last pruning takes filters that no pruning before it took; empty where it does not.
 
     Eq. 7 reaches its goal at the last epoch. Where N * rate is a whole number, floor(N * rate(e)) is one less until
-    then, and nothing is trained after the last filter is gone.
+    then, and nothing is trained after the last filter is gone. Settings that are named were tried: they help.
 
     >>> import asfp
-    >>> half = asfp.SoftPruner(asfp.create_model("resnet8"), 0.5, epochs=200)
-    >>> print(taken_last(half, PruningConfig(method="asfp", rate=0.5)))
+    >>> from types import SimpleNamespace
+    >>> net, sizes = asfp.create_model("resnet8"), SimpleNamespace(shape=(3, 32, 32))
+    >>> def told(rate):
+    ...     config = TrainConfig(pruning=PruningConfig(method="asfp", rate=rate))
+    ...     return taken_last(build_pruner(config, net, sizes), config, net, sizes)
+    >>> print(told(0.5))
     the last pruning takes more filters than the one before, from 7 of 7 layers (up to 11 % of what a layer has left), \
-and nothing is trained after it: rate=0.5005, just above, or freeze_epochs=10 gets there earlier
-    >>> taken_last(asfp.SoftPruner(asfp.create_model("resnet8"), 0.5005, epochs=200), PruningConfig())
+and nothing is trained after it: pruning.rate=0.5005 or pruning.freeze_epochs=10 gets there earlier
+    >>> told(0.5005)
     ''
     """
-    before = (pruner.epochs - 1) // pruner.interval * pruner.interval
-    if before == 0:
-        return ""
-    counts = zip(
-        pruner.layers, pruner.counts_at(before).values(), pruner.counts_at(pruner.epochs).values(), strict=True
-    )
-    shares = [(last - count) / (layer.filters - count) for layer, count, last in counts]
+    shares = _last_shares(pruner)
     if max(shares, default=0.0) <= MUCH:
         return ""
-    above = f"rate={1.001 * pruning.rate:.4g}, just above, or " if pruning.rate < 0.99 and not pruning.layers else ""
+    ways = [way for settings in _earlier(pruner, config.pruning) if (way := _first_good(settings, config, model, data))]
     return (
         "the last pruning takes more filters than the one before, "
         f"from {sum(share > 0 for share in shares)} of {len(shares)} layers (up to {100 * max(shares):.0f} % of what a "
-        f"layer has left), and nothing is trained after it: {above}freeze_epochs={max(1, pruner.epochs // 20)} "
-        "gets there earlier"
+        "layer has left), and nothing is trained after it"
+        + (f": {' or '.join(ways)} gets there earlier" if ways else "")
     )
+
+
+def _last_shares(pruner: SoftPruner) -> list[float]:
+    """For each layer, the share of what it has left that the last pruning takes."""
+    before = (pruner.epochs - 1) // pruner.interval * pruner.interval
+    if before == 0:
+        return []
+    counts = zip(
+        pruner.layers, pruner.counts_at(before).values(), pruner.counts_at(pruner.epochs).values(), strict=True
+    )
+    return [(last - count) / (layer.filters - count) for layer, count, last in counts]
+
+
+def _earlier(pruner: SoftPruner, pruning: PruningConfig) -> list[list[dict[str, float]]]:
+    """Settings that may reach the goal before the last epoch: of each kind, those that change the least first."""
+    above = (1.001, 1.003, 1.01)
+    kinds: list[list[dict[str, float]]] = []
+    if not pruning.layers:
+        kinds.append([{"rate": float(f"{pruning.rate * by:.4g}")} for by in above])
+    if pruning.streams > 0.0:
+        kinds.append([{"streams": float(f"{pruning.streams * by:.4g}")} for by in above])
+        kinds.append([kinds[0][i] | way for i, way in enumerate(kinds[1])])
+    last = (pruner.epochs - max(1, pruner.epochs // 20)) // pruner.interval * pruner.interval
+    kinds.append([{"freeze_epochs": pruner.epochs - last}])
+    return kinds
+
+
+def _first_good(ways: list[dict[str, float]], config: TrainConfig, model: nn.Module, data: Any) -> str:
+    """The first of the settings with which the last pruning takes little, in words; empty where none is."""
+    for changed in ways:
+        try:
+            pruning = replace(config.pruning, **changed)  # type: ignore[arg-type]
+            pruner = build_pruner(replace(config, pruning=pruning), model, data)
+        except AsfpError:  # not with these other settings
+            continue
+        if pruner is not None and max(_last_shares(pruner), default=0.0) <= MUCH:
+            return " with ".join(f"pruning.{name}={value:g}" for name, value in changed.items())
+    return ""
