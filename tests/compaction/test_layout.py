@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_auto_moves_no_channels_in_a_small_residual_network(seed: int, padding: 
 
 
 def test_a_correction_that_costs_more_than_it_saves_is_left_out() -> None:
-    """Constants stay in a narrow network, go in a wide one, and go in the narrow one for large batches."""
+    """One constant stays, in a block of 8, where that costs less: not for large images or batches."""
 
     class Narrow(nn.Module):
         def __init__(self, width: int) -> None:
@@ -141,9 +142,80 @@ def test_a_correction_that_costs_more_than_it_saves_is_left_out() -> None:
         return small.get_submodule("first").out_channels, sum(isinstance(m, BorderBias) for m in small.modules())  # type: ignore[return-value]
 
     assert left(16, batch=1) == (16, 0)
-    assert left(64, batch=1) == (32, 1)
+    assert left(64, batch=1) == (40, 0)
     assert left(16, batch=64, side=8) == (8, 1)
     assert left(128, batch=1, side=32) == (64, 1)
+    assert left(130, batch=1, side=32) == (72, 0)  # of 65 in whole blocks
+
+
+class Carrying(nn.Module):
+    """Half of what `last` reads is constant."""
+
+    def __init__(self, kind: type[nn.Module], last: nn.Module) -> None:
+        super().__init__()
+        convs: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+        norms: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+        dims = int(kind.__name__[-2])
+        self.first, self.norm, self.last = convs[dims](3, 22, 3, padding=1), norms[dims](22), last
+        with torch.no_grad():
+            self.first.weight[::2] = 0
+            self.norm.bias.uniform_(-1, 1)
+            self.norm.running_mean.uniform_(-1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.norm(self.first(x)).relu())
+        return y
+
+
+CARRIED: dict[str, Callable[[], nn.Module]] = {
+    "conv1d": lambda: nn.Conv1d(22, 5, 5, padding=3, dilation=2),
+    "conv2d": lambda: nn.Conv2d(22, 5, (3, 5), stride=(1, 2), padding=(2, 1)),
+    "same": lambda: nn.Conv2d(22, 5, (3, 7), padding="same", bias=False),
+    "conv3d": lambda: nn.Conv3d(22, 5, 3, padding=1),
+    "transposed": lambda: nn.ConvTranspose2d(22, 5, 3, stride=2, padding=1, output_padding=1),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_one_constant_channel_carries_the_others(name: str) -> None:
+    torch.manual_seed(0)
+    last = CARRIED[name]()
+    model = Carrying(type(last), last).double().eval()
+    dims = last.weight.ndim - 2  # type: ignore[operator, union-attr]
+    example = torch.randn(1, 3, *[9] * dims, dtype=torch.float64)
+    small = asfp.compact(model, example, layout="auto")
+    assert not any(isinstance(m, BorderBias) for m in small.modules())
+    assert small.get_submodule("first").out_channels == 16  # 11 live ones, one that carries, and up to a whole block
+    assert [(f.layer, f.how, f.additions) for f in small.plan.folded] == [("last", "carrier", 0)]
+    assert "1 channels that carry others" in small.plan.summary()
+    assert_equal(model, small, (2, 3, *[9] * dims), (1, 3, *range(11, 11 + dims)))
+    again = apply(asfp.Plan.from_json(small.plan.to_json()), model)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), small.parameters(), strict=True))
+    fresh = apply(small.plan, Carrying(type(last), CARRIED[name]()).double().eval())
+    fresh.load_state_dict(small.state_dict())
+    assert_equal(small, fresh, (1, 3, *[9] * dims))
+    assert_equal(model, asfp.compact(small, example, layout="auto"), (1, 3, *[9] * dims))
+    fewest = asfp.compact(model, example).get_submodule("first").out_channels
+    assert fewest == (12 if name == "transposed" else 11)  # what a transposed one reads cannot be made up for
+
+
+def test_two_readers_of_a_constant_each_have_their_own_weights() -> None:
+    class Two(Carrying):
+        def __init__(self) -> None:
+            super().__init__(nn.Conv2d, nn.Conv2d(22, 5, 3, padding=1))
+            self.other = nn.Conv2d(22, 5, 5, padding=2)
+            with torch.no_grad():
+                self.other.weight[:, ::4] = 0  # reads some of the constants only
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.first(x)).relu()
+            return self.last(y) * self.other(y)
+
+    torch.manual_seed(0)
+    model = Two().double().eval()
+    small = asfp.compact(model, torch.randn(1, 3, 9, 9, dtype=torch.float64), layout="auto")
+    assert sorted(f.layer for f in small.plan.folded if f.how == "carrier") == ["last", "other"]
+    assert_equal(model, small, (2, 3, 9, 9), (1, 3, 6, 13))
 
 
 @pytest.mark.parametrize(("kept", "width", "saved"), [(45, 64, 16), (8, 16, 8), (10, 16, 0), (64, 64, 0), (1, 9, 8)])
@@ -347,8 +419,8 @@ class Reading(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.last = nn.ConvTranspose2d(32, 16, 2, 2)
+        self.first, self.second = nn.Conv2d(3, 128, 3, padding=1), nn.Conv2d(128, 128, 3, padding=1)
+        self.last = nn.Conv2d(128, 16, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).relu()
@@ -359,6 +431,6 @@ class Reading(nn.Module):
 def test_zeros_that_another_layer_would_read_have_their_price() -> None:
     torch.manual_seed(0)
     model, x = Reading(), torch.zeros(2, 3, 16, 16)
-    asfp.SoftPruner(model, 0.95, 1, example_inputs=x).step(1)
+    asfp.SoftPruner(model, 0.5, 1, layers={"first": 0.5, "second": 0.5}).step(1)
     plans = {layout: asfp.compact(model, x, layout=layout).plan for layout in ("least", "auto", "zeros")}
-    assert plans["least"].macs_after < plans["auto"].macs_after < 0.25 * plans["zeros"].macs_after
+    assert plans["least"].macs_after < plans["auto"].macs_after < 0.6 * plans["zeros"].macs_after

@@ -43,6 +43,8 @@ class Analysis:
         self.need: dict[fx.Node, Mask] = {}
         self.full: set[fx.Node] = set()
         self.existing: set[fx.Node] = set()
+        self.carriers: dict[fx.Node, int] = {}
+        """Layers that read one constant channel for all that they would: its number."""
         self.ops = [self.op_of(node) for node in traced.graph.nodes]
         self.places = {op.node: place for place, op in enumerate(self.ops)}
         shared = shared_layers(traced)
@@ -136,20 +138,26 @@ class Analysis:
 
         return bool(missing.any()) and self.facts.recall(op.name, f"zeros{node.name}", pays)
 
-    def leaves_constants(self, op: Op, needed: Mask, constants: Mask) -> bool:
-        """Whether a padded convolution had better read constant channels than have its border corrected."""
+    def carrier(self, op: Op, live: Mask, constants: Mask, foldable: bool) -> Mask | None:
+        """The one of the constant channels that a layer at whose border they differ had better read for all of them.
+
+        None where it is better to leave all out and correct the border, as can be done where they are `foldable`.
+        """
         node = op.source
 
-        def pays() -> bool:
-            prices, known = self.prices, self.channels_of(node)
-            there = (known.live | self.need[node]) & needed
-            saved = prices.saved(int((there | constants).sum()), int(there.sum()))
-            extra = filter_macs(node, op.node, self, constants) + reading_macs(op.node, self) if saved else 0.0
-            macs = saved * extra
+        def best() -> Mask:
+            prices, there = self.prices, live | self.need[node]
+            size = np.abs(self.channels_of(node).value)
+            ready = constants & there & (2 * size >= size[constants].max())
+            chosen = np.zeros_like(constants)
+            chosen[np.argmax(np.where(ready if ready.any() else constants, size, -1.0))] = True
+            saved = prices.saved(int((there | chosen).sum()), int(there.sum()))
+            extra = filter_macs(node, op.node, self, chosen) + reading_macs(op.node, self) if saved else 0.0
             rows = int(self.need[op.node].sum()) / self.need[op.node].size
-            return macs < prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
+            border = prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
+            return chosen if not foldable or saved * extra < border else np.zeros_like(constants)
 
-        return bool(constants.any()) and self.facts.recall(op.name, "leave", pays)
+        return self.facts.extra(op.name, "carrier", best) if constants.any() else None
 
     def in_blocks(self, op: Op, node: fx.Node, wanted: Mask, room: Mask) -> Mask:
         """The channels that are wanted of a value, and constant ones out of `room` up to a whole number of blocks.

@@ -2,8 +2,8 @@
 
 A branch that has lost channels can be added to a wider stream in three ways: gather its channels into place; pad it,
 where its channels lie side by side in the stream's order; or leave its zero filters in, so that the addition stays as
-plain as it was. The first two cost memory traffic, the last one multiplications. Likewise, a zero filter that a batch
-norm made constant can be left out and made up for at the border of what reads it, or left in.
+plain as it was. The first two cost memory traffic, the last one multiplications. Likewise, zero filters that a batch
+norm made constant can be left out and made up for at the border of what reads them, or one of them left in for all.
 """
 
 from __future__ import annotations

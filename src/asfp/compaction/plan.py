@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,7 +65,8 @@ class BarrierPlan:
 class FoldedPlan:
     """Constant input channels that a layer no longer reads.
 
-    `how` is "bias", which is free, or "border", which costs so many `additions` a sample of the example's size.
+    `how` is "bias", which is free; "carrier", one constant channel that is still read, and makes up for the others; or
+    "border", which costs so many `additions` a sample of the example's size.
     """
 
     layer: str
@@ -164,14 +166,14 @@ class Plan:
         lines.append(f"  {changed} of {len(self.layers)} layers smaller" + (f", {gone} of them gone" if gone else ""))
         if self.folded:
             count = sum(f.channels for f in self.folded)
-            biases = len(self.folded) - self.corrections
-            where = [f"{n} {kind}" for n, kind in ((biases, "biases"), (self.corrections, "border corrections")) if n]
+            kinds = (("bias", "biases"), ("carrier", "channels that carry others"), ("border", "border corrections"))
+            numbers = ((sum(f.how == how for f in self.folded), words) for how, words in kinds)
+            where = [f"{n} {words}" for n, words in numbers if n]
             cost = sum(f.additions for f in self.folded)
             price = f" ({cost:,} additions)" if cost else ""
             lines.append(f"  {count} constant channels folded into {' and '.join(where)}{price}")
         if self.layouts:
-            kinds = sorted(set(self.layouts.values()))
-            counts = ", ".join(f"{sum(v == k for v in self.layouts.values())} {k}" for k in kinds)
+            counts = ", ".join(f"{n} {how}" for how, n in sorted(Counter(self.layouts.values()).items()))
             lines.append(f"  additions: {counts}")
         if self.barriers:
             lines.append(f"  {len(self.barriers)} barriers (kept at full width)")

@@ -116,8 +116,13 @@ class Weighted(Rule):
         wanted = filters.per_input(reads & need[:, None])
         constants = wanted & state.facts(op.name, "constants", lambda: source.nonzero)
         fold = self.foldable(op.module, filters)
-        if fold and not self.uniform(op.module):
-            fold = not state.leaves_constants(op, wanted, constants)
+        if not self.uniform(op.module) and filters.groups == 1:
+            along = state.channels_of(op.source).axes == (self.axis(op),)
+            carrier = state.carrier(op, wanted & source.live, constants, fold) if along else None
+            if carrier is not None:
+                state.carriers[op.node] = int(np.flatnonzero(carrier)[0])
+                constants, fold = carrier, False
+            fold &= not state.facts.recall(op.name, "leave", lambda: False)  # plans from before there were carriers
         wanted &= source.live | (constants & (not fold))
         if filters.groups > 1:
             active: Mask = np.asarray(need.reshape(filters.groups, -1).any(axis=1))
@@ -149,9 +154,29 @@ class Weighted(Rule):
         small = out.shrink(op, module, _changes(module, filters, rows, columns))
         assert small == op.node.target
         result = out.copy(op.node, {op.source: node})
-        if len(absent) and self.foldable(module, filters):
+        if (carrier := state.carriers.get(op.node)) is not None:
+            self.carry(op, out, filters, rows, columns, (carrier, absent), source.value)
+        elif len(absent) and self.foldable(module, filters):
             result = self.make_up(op, out, filters, rows, absent, source.value, (result, node))
         out.define(op.node, result, rows)
+
+    def carry(
+        self, op: Op, out: Rewriter, filters: Filters, rows: Labels, columns: Labels, who: Any, values: Values
+    ) -> None:
+        """Give the constant channel that stays the weights that make up for all that are absent, border included:
+
+        W'[o, carrier] = sum over the constants c, itself among them, of W[o, c] * value[c] / value[carrier]
+        """
+        carrier, absent = who
+        module = out.module_at(op.node)
+        weight: Tensor = module.weight.detach().clone()
+        carried = filters.response(np.append(absent, carrier), values, rows) / (values[carrier] or 1.0)
+        place = int(np.flatnonzero(columns == carrier)[0])
+        of_carrier = weight[place] if filters.transposed else weight[:, place]
+        of_carrier.copy_(carried.reshape(of_carrier.shape))
+        module.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+        if len(absent):
+            out.note_folded(op, len(absent), "carrier", 0)
 
     def make_up(
         self, op: Op, out: Rewriter, filters: Filters, rows: Labels, absent: Labels, values: Values, nodes: Any
