@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
+from asfp.cli import app
+from asfp.reproduce import DEFINITIONS
 from asfp.reproduce.definition import Run
-from asfp.reproduce.plan import Places, arguments_of, find_recipes
+from asfp.reproduce.plan import Places, Plan, arguments_of, find_recipes, make_plan
+from asfp.reproduce.records import load_records
 from asfp.train.config import load_config
 from asfp.train.identity import settings
 from asfp.train.record import write_record
@@ -41,3 +47,27 @@ def put(folder: Path, run: Run, seed: int, accuracy: float, name: str = "", **ch
     path.parent.mkdir(parents=True, exist_ok=True)
     write_record(path, make_record(run, seed, accuracy, **changes))
     return path
+
+
+def put_times(folder: Path, device: str, **times: list[tuple[str, float]]) -> Path:
+    """As if benchmarks/latency.py had measured these milliseconds, by engine, of seed 0 of each run."""
+    rows = [
+        {"model": f"{label}-seed0", "engine": engine, "batch": 1, "latency_ms": ms}
+        for engine, cells in times.items()
+        for label, ms in cells
+    ]
+    path = folder / "latency" / f"{device}-batch1-fp32.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": rows}))
+    return path
+
+
+def call(*arguments: str) -> Result:
+    """`asfp reproduce` with these arguments."""
+    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def planned(folder: Path, name: str, **options: Any) -> Plan:
+    """The plan of a table or figure with the records under `folder` and the runs under `folder`/runs."""
+    places = Places(find_recipes(), folder, folder / "runs")
+    return make_plan(DEFINITIONS[name], places, load_records(folder), **options)

@@ -141,7 +141,8 @@ def test_writing_fills_what_is_between_the_markers_alone(tmp_path: Path) -> None
     assert text.startswith("before\n<!-- results:table1 -->\n\n| network |")
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "| ResNet-56 | ASFP | scratch | 40 % | 92.77 (2 not yet run) | 1 | 1.23 | 92.44 ± 0.07 | 1.15 |" in text
-    assert "50 more runs are planned: `asfp reproduce table1`." in text
+    lost = "12 of them from weights that were not kept and are to be made again"
+    assert f"62 more runs are planned, {lost}: `asfp reproduce table1`." in text
     assert "SFP | scratch | 30 %" not in text
     assert write_documents(tmp_path, places, ("page.md",)) == []
 
@@ -149,14 +150,49 @@ def test_writing_fills_what_is_between_the_markers_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- results:table1 -->\n", "a marker has no partner"),
-        ("<!-- /results -->\n", "a marker has no partner"),
+        (
+            "one\n<!-- results:table1 -->\n",
+            "a marker has no partner: <!-- results:table1 --> in line 2 has no <!-- /res",
+        ),
+        (
+            "<!-- results:table1 -->\n<!-- results:table2 -->\n<!-- /results -->\n",
+            "results:table1 --> in line 1 has no",
+        ),
+        ("<!-- /results -->\n", "a marker has no partner: <!-- /results --> in line 1 has no <!-- results:NAME -->"),
         ("<!-- results:table9 -->\n<!-- /results -->\n", "there is no 'table9' to reproduce"),
+        ("<!-- results:table1 --> x\n<!-- /results -->\n", "<!-- results:table1 --> x in line 1 is no marker: write"),
+        ("<!-- results:table1 -->\n<!-- /results-->\n", "has no <!-- /results --> behind it"),
+        ("<!-- results: -->\n<!-- /results -->\n", "<!-- results: --> in line 1 is no marker"),
     ],
 )
-def test_markers_that_are_wrong(text: str, message: str) -> None:
-    with pytest.raises(AsfpError, match=message):
-        filled(text, PLACES, {})
+def test_markers_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+    put(tmp_path / "results", dense("resnet56"), 0, 0.94)
+    good = "<!-- results:fig-rate -->\n<!-- /results -->\n"
+    (tmp_path / "good.md").write_text(good)
+    (tmp_path / "odd.md").write_text(text)
+    places = Places(find_recipes(), tmp_path / "results")
+    with pytest.raises(AsfpError) as caught:
+        write_documents(tmp_path, places, ("good.md", "odd.md"))
+    assert str(caught.value).startswith(f"{tmp_path / 'odd.md'}: ")
+    assert message in str(caught.value)
+    assert (tmp_path / "good.md").read_text() == good
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no folder", "no records"])
+def test_without_records_the_documents_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    page = "<!-- results:table1 -->\nkept\n<!-- /results -->\n"
+    (tmp_path / "docs").mkdir()
+    for name in DOCUMENTS:
+        (tmp_path / name).write_text(page)
+    if there:
+        (tmp_path / "results" / "cifar10").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for option in ([], ["--results", str(tmp_path / "results")]):
+        done = CliRunner().invoke(app, ["reproduce", "--write", *option])
+        assert done.exit_code == 2
+        missing = "there is no such folder" if option and not there else "there are no records in "
+        assert missing in done.stderr
+    assert {(tmp_path / name).read_text() for name in DOCUMENTS} == {page}
 
 
 def test_writing_elsewhere_than_in_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_stopped_at_the_budget_resumed_and_skipped(tmp_path: Path) -> None:
     told: list[str] = []
     folder = places.runs / "tiny-asfp-seed0"
     outcome = execute(plan.queue, places.results, budget=60.0, say=told.append, clock=Clock(folder, 2))
-    assert outcome == Outcome(stopped=["tiny-asfp-seed0"], left=["tiny-short-seed0"])
+    assert outcome == Outcome(stopped=["tiny-asfp-seed0"], left=["tiny-short-seed0"], spent=True)
     assert told[0] == "tiny-asfp-seed0: started"
     assert told[-1].startswith("tiny-asfp-seed0: stopped after epoch ")
     assert not (places.runs / "tiny-short-seed0").exists()

@@ -294,7 +294,7 @@ def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="table1 ... table5, fig-rate, -flops, -gap, -interval, -d, -selection, layers, options, all."
+            help="table1 ... table5, fig-rate, -flops, -gap, -interval, -d, -selection, layers, options, summary, all."
         ),
     ] = None,
     only: Annotated[str, typer.Option(help="Rows with this in their text; =NAME for one run; a,b for both.")] = "",
@@ -316,13 +316,10 @@ def reproduce(
     """The paper's tables and figures: run what is missing, and print ours beside the paper's."""
     from asfp.reproduce import command
 
-    if write or name is None:
-        typer.echo(command.write_or_list(name, write, results))
-        return
     request = command.Request(
-        name, only, seeds, budget, plan, as_json, markdown, results, runs, data, jobs, device, output
+        name or "", only, seeds, budget, plan, as_json, markdown, results, runs, data, jobs, device, output
     )
-    typer.echo(command.reproduce(request, command.stderr))
+    typer.echo(command.write(request) if write else command.reproduce(request, command.stderr))
 
 
 def main() -> None:

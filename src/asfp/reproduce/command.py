@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from asfp.errors import AsfpError
-from asfp.reproduce import DEFINITIONS, NAMES, check_name
-from asfp.reproduce.execute import Outcome, check_jobs, execute, parse_budget
+from asfp.reproduce import DEFINITIONS, NAMES
+from asfp.reproduce.execute import Outcome, execute, parse_budget
 from asfp.reproduce.plan import Places, Plan, find_recipes, make_plan
 from asfp.reproduce.records import collect, key_of, load_records
-from asfp.reproduce.sheets import SHEETS
-from asfp.reproduce.show import as_dict, as_markdown, as_text, sheet_of
+from asfp.reproduce.request import Request, check_request, check_results, check_write
+from asfp.reproduce.sheets import COMMANDS, SHEETS
+from asfp.reproduce.show import as_dict, as_markdown, as_text, blocked_lines, sheet_of
 
-DEVICES = ("auto", "cpu")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; see `asfp reproduce --help`."""
-
-    name: str
-    only: str = ""
-    seeds: int | None = None
-    budget: str = ""
-    plan: bool = False
-    as_json: bool = False
-    markdown: bool = False
-    results: Path = Path("results")
-    runs: Path = Path("runs")
-    data: Path | None = None
-    jobs: int = 1
-    device: str = "auto"
-    output: Path | None = None
+__all__ = ["Request", "reproduce", "stderr", "write"]
 
 
 def reproduce(request: Request, say: Callable[[str], None]) -> str:
@@ -44,32 +27,34 @@ def reproduce(request: Request, say: Callable[[str], None]) -> str:
     >>> print(reproduce(Request("fig-rate"), print).splitlines()[0])
     Percent of the filters pruned after each epoch
     """
-    name = check_name(request.name)
-    budget = parse_budget(request.budget) if request.budget else None
-    check_jobs(request.jobs)
-    if request.device not in DEVICES:
-        raise AsfpError(f"--device {request.device!r}: use one of {', '.join(DEVICES)}")
-    if name not in DEFINITIONS:
+    if not request.name:
+        raise AsfpError(f"what is to be reproduced? asfp reproduce NAME, with one of {', '.join((*NAMES, 'all'))}")
+    check_request(request)
+    if request.name not in DEFINITIONS:
         return _without_runs(request)
     places = Places(find_recipes(), request.results, request.runs, request.data)
     plan, outcome = _plan(request, places), Outcome()
     if not request.plan:
         _collect(plan, places)
     if not request.plan and plan.queue:
-        _check_device(request, plan, say)
+        problem = _hindrance(request, plan)
+        if problem:
+            say(_shown(request, plan))
+            raise AsfpError(problem)
+        budget = parse_budget(request.budget) if request.budget else None
         settings = [] if request.device == "auto" else [f"engine.accelerator={request.device}"]
         outcome = execute(plan.queue, places.results, budget=budget, jobs=request.jobs, settings=settings, say=say)
         plan = _plan(request, places)
-    text = _rendered(request, plan)
+    if outcome.spent:
+        say(f"the budget of {request.budget} is used up: run the same command again to go on")
+    text = _shown(request, plan)
     if outcome.interrupted:
         say(text)
         raise KeyboardInterrupt("Stopped; run the same command again to go on from there.")
-    if outcome.failed:
+    problem = _failures(outcome, places) or _undrawable(request, plan)
+    if problem:
         say(text)
-        raise AsfpError(
-            f"{len(outcome.failed)} runs failed: "
-            + "; ".join(f"{run}: {why} (see {places.runs / run / 'train.log'})" for run, why in outcome.failed.items())
-        )
+        raise AsfpError(problem)
     return text
 
 
@@ -86,19 +71,44 @@ def _collect(plan: Plan, places: Places) -> None:
             collect(planned.config.folder, places.results)
 
 
-def _check_device(request: Request, plan: Plan, say: Callable[[str], None]) -> None:
+def _hindrance(request: Request, plan: Plan) -> str:
+    """Why nothing of the queue can be started: all of it is blocked, no GPU, or no data; "" where it can."""
     import torch
 
+    from asfp.data.cifar import check_cifar10
+
+    count = len(plan.startable)
+    if not count:
+        return f"nothing was run. {'; '.join(blocked_lines(plan))}"
     if request.device == "auto" and not torch.cuda.is_available():
-        say(_rendered(request, plan))
-        raise AsfpError(
-            f"{len(plan.queue)} runs are missing for {request.name}, and there is no GPU here: "
-            "use --plan for the table and the plan alone, or --device cpu to run them all the same"
+        return (
+            f"{count} run{' is' if count == 1 else 's are'} missing for {request.name}, and there is no GPU here: "
+            f"use --plan for the table and the plan alone, or --device cpu to run {'it' if count == 1 else 'them'} all "
+            "the same"
         )
+    needing = (planned.config.data for planned in plan.startable)
+    for root in dict.fromkeys(data.root for data in needing if data.name == "cifar10" and not data.download):
+        problems = check_cifar10(root)
+        if problems:
+            first, what = next(iter(problems.items()))
+            return (
+                f"CIFAR-10 is not in {root} ({len(problems)} files are missing or damaged, e.g. {first}: {what}), and "
+                f"nothing was started: asfp data cifar10 --root {shlex.quote(root)} --download"
+            )
+    return ""
 
 
-def _rendered(request: Request, plan: Plan) -> str:
-    drawn = _drawn(request, plan.definition.picture, plan)
+def _failures(outcome: Outcome, places: Places) -> str:
+    if not outcome.failed:
+        return ""
+    failed = [f"{run}: {why} (see {places.runs / run / 'train.log'})" for run, why in outcome.failed.items()]
+    left = "" if outcome.spent or not outcome.left else f"; not begun for that: {', '.join(outcome.left)}"
+    return f"{len(failed)} run{'s' * (len(failed) > 1)} failed: {'; '.join(failed)}{left}"
+
+
+def _shown(request: Request, plan: Plan) -> str:
+    """The table and, where there is something to draw, the picture."""
+    drawn = [] if _undrawable(request, plan) else _drawn(request, plan)
     if request.as_json:
         return json.dumps(as_dict(plan) | ({"pictures": drawn} if drawn else {}))
     sheet = sheet_of(plan)
@@ -116,36 +126,37 @@ def _line(name: str, state: str, epoch: int, minutes: float) -> str:
 
 
 def _without_runs(request: Request) -> str:
-    sheet, drawn = (
-        SHEETS[request.name](request.results),
-        _drawn(request, "rate" if request.name == "fig-rate" else "", None),
-    )
+    sheet, drawn = SHEETS[request.name](request.results), _drawn(request, None)
+    if request.name in COMMANDS:
+        sheet = replace(sheet, notes=(*sheet.notes, *COMMANDS[request.name](find_recipes(), request.data)))
     if request.as_json:
         return json.dumps(asdict(sheet) | {"name": request.name} | ({"pictures": drawn} if drawn else {}))
     text = as_markdown(sheet) if request.markdown else as_text(sheet)
     return "\n".join([text, *(f"picture: {path}" for path in drawn)])
 
 
-def _drawn(request: Request, kind: str, plan: Plan | None) -> list[str]:
+def _undrawable(request: Request, plan: Plan) -> str:
+    """Why there is no picture to be made where one is asked for, or ""."""
+    from asfp.reproduce.pictures import missing
+
+    return missing(request.picture, plan) if request.output is not None else ""
+
+
+def _drawn(request: Request, plan: Plan | None) -> list[str]:
     if request.output is None:
         return []
-    if not kind:
-        figures = ", ".join(n for n in NAMES if n.startswith("fig-"))
-        raise AsfpError(f"{request.name} has no picture: --output is for {figures}")
     from asfp.reproduce.pictures import draw
 
-    return [str(path) for path in draw(request.name, kind, plan, request.output)]
+    return [str(path) for path in draw(request.name, request.picture, plan, request.output)]
 
 
-def write_or_list(name: str | None, write: bool, results: Path) -> str:
-    """With `write`, make the tables of README.md and docs/results.md anew; without a name, say which there are."""
-    if not write:
-        raise AsfpError(f"what is to be reproduced? asfp reproduce NAME, with one of {', '.join(NAMES)}")
-    if name is not None:
-        raise AsfpError(f"--write makes all tables of the documents: leave out {name}")
+def write(request: Request) -> str:
+    """Make the tables of README.md and docs/results.md anew."""
+    check_write(request)
+    check_results(request.results)
     from asfp.reproduce.write import write_documents
 
-    changed = write_documents(Path(), Places(find_recipes(), results))
+    changed = write_documents(Path(), Places(find_recipes(), request.results))
     return "\n".join(f"{path}: written" for path in changed) or "all tables agree with the records"
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAST = 13
+"""The priority of what is run when all else is done."""
+
 
 @dataclass(frozen=True)
 class Run:

@@ -50,9 +50,11 @@ class Outcome:
     finished: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """With the last line of the log."""
+    """With the reason, from the log or of the signal that ended it."""
     left: list[str] = field(default_factory=list)
-    """Not begun: the budget was spent, or what they need is not there."""
+    """Not begun: the budget was spent, or what they need failed."""
+    spent: bool = False
+    """The budget ended it."""
     interrupted: bool = False
 
 
@@ -89,8 +91,8 @@ def execute(
     with stop_signals(patient=True) as stop:
         try:
             while waiting or active:
-                over = bool(stop) or (budget is not None and clock() - begin >= budget)
-                if over:
+                outcome.spent = not stop and budget is not None and clock() - begin >= budget
+                if stop or outcome.spent:
                     break
                 for process in [p for p in active if p.done()]:
                     active.remove(process)
@@ -108,7 +110,8 @@ def execute(
         finally:
             _stop_all(active, outcome, results, say)
         outcome.interrupted = bool(stop)
-    outcome.left = [planned.name for planned in queue if planned in waiting or planned.state == "blocked"]
+        outcome.spent = outcome.spent and not stop and bool(outcome.stopped or waiting)
+    outcome.left = [planned.name for planned in waiting]
     return outcome
 
 
@@ -120,7 +123,8 @@ class _Process:
     ) -> None:
         self.planned, self.folder, self.begin = planned, planned.config.folder, time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.log = (self.folder / LOG).open("ab")
+        self.log, self.killed = (self.folder / LOG).open("ab"), False
+        self.log_begin = self.log.seek(0, os.SEEK_END)
         command = [sys.executable, "-m", "asfp", "train", *planned.arguments, "engine.progress=plain", *settings]
         source = Path(__file__).resolve().parents[2]
         paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -131,7 +135,8 @@ class _Process:
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment, start_new_session=True
         )
-        say(f"{planned.name}: {f'going on from epoch {planned.epoch}' if planned.epoch else 'started'}")
+        resumed = planned.state == "started"
+        say(f"{planned.name}: {f'going on from epoch {planned.epoch}' if resumed else 'started'}")
 
     def done(self) -> bool:
         return self.process.poll() is not None
@@ -147,13 +152,36 @@ class _Process:
             accuracy = 100 * read_record(self.folder / RECORD)["result"]["accuracy_compact"]
             say(f"{name}: {accuracy:.2f} % in {(time.monotonic() - self.begin) / 60:.1f} minutes")
             outcome.finished.append(name)
-        elif code in STOPPED:
+        elif code in STOPPED or self.killed:
             say(f"{name}: stopped after epoch {_epochs(self.folder)} of {self.planned.config.epochs}")
             outcome.stopped.append(name)
         else:
-            lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            outcome.failed[name] = lines[-1] if lines else f"exit code {code}"
+            with (self.folder / LOG).open("rb") as log:
+                log.seek(self.log_begin)  # an earlier attempt may have failed for another reason
+                outcome.failed[name] = reason(code, log.read().decode("utf-8", errors="replace"))
             say(f"{name}: failed: {outcome.failed[name]}")
+
+    def kill(self) -> None:
+        """After it was asked to stop, and did not."""
+        self.killed = True
+        self.process.kill()
+
+
+def reason(code: int, log: str) -> str:
+    """Why a process failed: the signal that ended it, or the last error in its log, or its last line.
+
+    >>> reason(-signal.SIGKILL, "epoch 3"), reason(2, "Error: no data" + chr(10) + "left: 1 file"), reason(3, "")
+    ('killed, perhaps for want of memory', 'no data', 'exit code 3')
+    """
+    if code < 0:
+        known = {-number.value: number.name for number in signal.Signals}
+        killed = code == -getattr(signal, "SIGKILL", 0)
+        return "killed, perhaps for want of memory" if killed else f"ended by {known.get(code, f'signal {-code}')}"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("Error: ") for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    if code == 0:
+        return "it ended without a record"
+    return (errors or lines or [f"exit code {code}"])[-1]
 
 
 def _next(waiting: Sequence[Planned], active: Sequence[_Process], outcome: Outcome) -> Planned | None:
@@ -172,7 +200,7 @@ def _stop_all(active: list[_Process], outcome: Outcome, results: Path, say: Call
         try:
             process.process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.process.kill()
+            process.kill()
             say(
                 f"{process.planned.name}: did not stop within {GRACE_S:.0f} s and was killed; its last checkpoint stays"
             )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
+
 from asfp.reproduce.definition import Value
 from asfp.reproduce.show import Sheet
 
@@ -40,6 +44,26 @@ def hours(model: str) -> float:
     return MACS[model] * 6 * IMAGES * EPOCHS / SUSTAINED / 3600
 
 
+def recipe(model: str, start: str, method: str) -> str:
+    """Under recipes/, without .toml.
+
+    >>> recipe("resnet18", "pretrained", "asfp")
+    'imagenet/resnet18-asfp-pretrained'
+    """
+    return f"imagenet/{model}-{method}{'-pretrained' if start == 'pretrained' else ''}"
+
+
+def imagenet_commands(recipes: Path, data: Path | None) -> tuple[str, ...]:
+    """The command of each row, whole; FOLDER where it is not said where ImageNet lies.
+
+    >>> print(imagenet_commands(Path("/asfp/recipes"), Path("/data"))[0])
+    asfp train /asfp/recipes/imagenet/resnet18-sfp.toml 'data.root="/data"'
+    """
+    path = "FOLDER" if data is None else json.dumps(data.resolve().as_posix(), ensure_ascii=False)
+    files = (recipes.resolve() / f"{recipe(*key)}.toml" for key in PAPER)
+    return tuple(f"asfp train {shlex.quote(file.as_posix())} {shlex.quote(f'data.root={path}')}" for file in files)
+
+
 def imagenet_sheet() -> Sheet:
     """The plan of Table III.
 
@@ -56,15 +80,16 @@ def imagenet_sheet() -> Sheet:
             f"{BASELINES[model].mean - top1.mean:.2f}",
             f"{CUTS[model]:.1f}",
             f"{hours(model):.0f}",
-            f"imagenet/{model}-{method}{'-pretrained' if start == 'pretrained' else ''}",
+            recipe(model, start, method),
         )
         for (model, start, method), (top1, top5) in PAPER.items()
     )
     notes = (
         "Not run here. With ImageNet in FOLDER/train/CLASS/* and FOLDER/val/CLASS/*:",
         "    asfp train recipes/RECIPE.toml data.root=FOLDER",
-        f"Hours are an estimate for one H200: 6 operations for each multiply-add, {EPOCHS} epochs, {IMAGES:,} images, "
-        f"at an assumed {SUSTAINED / 1e12:.0f} TFLOP/s; reading the images must keep up.",
+        f"Together {sum(hours(model) for model, _, _ in PAPER):.0f} hours, one run after the other. Hours are an "
+        f"estimate for one H200: 6 operations for each multiply-add, {EPOCHS} epochs, {IMAGES:,} images, at an assumed "
+        f"{SUSTAINED / 1e12:.0f} TFLOP/s; reading the images must keep up.",
     )
     heads = (
         "network",

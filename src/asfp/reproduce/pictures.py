@@ -17,6 +17,8 @@ from asfp.reproduce.show import accuracies, gap_of
 COLOURS = {"dense": "#777777", "SFP": "#c8553d", "ASFP": "#2a6f97", "hard": "#8a6d3b"}
 SELECTIONS = {"dense": "#777777", "independent": "#2a6f97", "nested": "#8a6d3b", "coupled": "#c8553d"}
 EMPTY = "no run recorded yet"
+BESIDE = 0.4
+"""By how much SFP is drawn to the left and ASFP to the right of the multiply-adds that they share."""
 
 Lines = Sequence[tuple[Row, Sequence[Planned]]]
 
@@ -44,6 +46,22 @@ def draw(name: str, kind: str, plan: Plan | None, folder: Path) -> list[Path]:
     return paths
 
 
+def missing(kind: str, plan: Plan) -> str:
+    """Why a picture of the plan would be empty, and what to run; "" where there is something to draw.
+
+    >>> from asfp.reproduce import DEFINITIONS
+    >>> missing("gap", Plan(DEFINITIONS["fig-gap"], (), (), {}))
+    'nothing is recorded yet for fig-gap, so there is no picture: run it first, asfp reproduce fig-gap'
+    """
+    name, recorded = plan.definition.name, [row.run.label for row, runs in plan.rows if accuracies(runs)]
+    if not recorded:
+        return f"nothing is recorded yet for {name}, so there is no picture: run it first, asfp reproduce {name}"
+    timed = {label for device in ("cpu", "cuda") for label in latencies(plan.results, device)}
+    if kind == "latency" and timed.isdisjoint(recorded):
+        return f"no time is measured yet of the runs of {name}, so there is no picture: python benchmarks/latency.py"
+    return ""
+
+
 def _rate(figure: Any, plan: Plan | None) -> None:
     figure.set_size_inches(6, 3.8)
     axes, curve = _axes(figure.subplots()), schedule()
@@ -66,37 +84,40 @@ def _flops(figure: Any, plan: Plan | None) -> None:
         _axes(axes)
         for method in ("SFP", "ASFP"):
             own = [line for line in group if line[0].cells[1] == method]
-            _series(axes, method, [(row.cut or 0.0, accuracies(runs)) for row, runs in own])
-            paper = [(row.cut, row.paper) for row, _ in own if row.paper is not None]
+            beside = {"SFP": -BESIDE, "ASFP": BESIDE}[method]
+            _series(axes, method, [((row.cut or 0.0) + beside, accuracies(runs)) for row, runs in own])
+            paper = [((row.cut or 0.0) + beside, row.paper.mean) for row, _ in own if row.paper is not None]
             axes.plot(
-                [cut for cut, _ in paper], [value.mean for _, value in paper if value is not None],
+                [cut for cut, _ in paper], [mean for _, mean in paper],
                 linestyle=":", marker="s", markerfacecolor="white", color=COLOURS[method], label=f"{method}, paper",
             )  # fmt: skip
         dense = accuracies(plan.dense[group[0][0].dense.label]) if group[0][0].dense is not None else []
         if dense:
             axes.axhline(statistics.fmean(dense), color=COLOURS["dense"], linestyle="--", label="dense, ours")
         empty = "" if any(accuracies(runs) for _, runs in group) else f": {EMPTY}"
+        cuts = [row.cut or 0.0 for row, _ in group]
         axes.set(xlabel="MACs saved by the paper's count, %", ylabel="accuracy, %", title=f"{network}, {start}{empty}")
+        axes.set_xlim(min(cuts) - 5, max(cuts) + 5)
+        _a_point_high(axes)
         axes.legend(frameon=False, loc="best", fontsize=8)
 
 
 def _gap(figure: Any, plan: Plan | None) -> None:
-    """One panel for each row, of its first recorded seed."""
+    """One panel for each row, of its first recorded seed, all with the same axes."""
     assert plan is not None
-    lines = [(row, recorded[0]) for row, runs in plan.rows if (recorded := [run for run in runs if run.record])]
-    panels = _grid(figure, max(1, len(lines)))
-    if not lines:
-        _axes(panels[0]).set_title(EMPTY)
-    for axes, (row, run) in zip(panels, lines, strict=False):
-        assert run.record is not None
-        epochs = range(1, len(run.record["epochs"]["accuracy_before"]) + 1)
-        before, after = ([100 * a for a in run.record["epochs"][f"accuracy_{k}"]] for k in ("before", "after"))
-        gap = gap_of(run.record)
+    lines = [
+        (row, run, run.record) for row, runs in plan.rows for run in [r for r in runs if r.record][:1] if run.record
+    ]
+    gaps = [gap_of(record) for _, _, record in lines]
+    bottom, last = min(-5.0, *(-max(gap) - 2 for gap in gaps)), max(map(len, gaps))
+    for axes, (row, run, record), gap in zip(_grid(figure, len(lines)), lines, gaps, strict=True):
+        epochs = range(1, len(gap) + 1)
+        before, after = ([100 * a for a in record["epochs"][f"accuracy_{k}"]] for k in ("before", "after"))
         _axes(axes).plot(epochs, before, color=COLOURS["ASFP"], linewidth=1.2, label="before pruning")
         axes.plot(epochs, after, color=COLOURS["SFP"], linewidth=1.0, linestyle="--", label="after pruning")
         axes.plot(epochs, [-points for points in gap], color="black", linewidth=0.9, label="difference")
         title = ", ".join((*row.cells, f"seed {run.seed}"))
-        axes.set(xlabel="epoch", ylabel="accuracy, %", ylim=(min(-5.0, -max(gap) - 2), 100), title=title)
+        axes.set(xlabel="epoch", ylabel="accuracy, %", ylim=(bottom, 100), xlim=(1, last + 1), title=title)
         axes.legend(frameon=False, loc="center right")
 
 
@@ -105,28 +126,39 @@ def _sweep(figure: Any, plan: Plan | None) -> None:
     assert plan is not None
     figure.set_size_inches(6.4, 4.2)
     axes, head = _axes(figure.subplots()), plan.definition.heads[-1]
+    parts = head == "d"  # drawn over 1/d
+    places = sorted({_place(row) for row, _ in plan.rows})
     by_start = groupby(plan.rows, key=lambda line: line[0].cells[1])
-    for (start, group), colour in zip(by_start, (COLOURS["ASFP"], COLOURS["hard"]), strict=False):
-        points = [(float(row.cells[-1].removeprefix("1/")), accuracies(runs)) for row, runs in group]
-        _series(axes, start, points, colour)
+    looks = ((COLOURS["ASFP"], -0.07), (COLOURS["hard"], 0.07)) if parts else ((COLOURS["ASFP"], 0.0),)
+    for (start, group), (colour, beside) in zip(by_start, looks, strict=False):
+        _series(axes, start, [(_place(row) + beside, accuracies(runs)) for row, runs in group], colour)
+    axes.legend(frameon=False)
+    axes.set_xticks(places, [f"1/{place}" if parts else f"{place}" for place in places])
+    axes.set_xlim(places[0] - 0.5, places[-1] + 0.5)
+    _a_point_high(axes)
     title = f"{plan.rows[0][0].cells[0]}, 40 % pruned"
-    if not any(accuracies(runs) for _, runs in plan.rows):
-        title = f"{title}: {EMPTY}"
-    else:
-        axes.legend(frameon=False)
-        axes.set_ylim(min(axes.get_ylim()[0], axes.get_ylim()[1] - 1), None)
-    axes.set(xlabel=f"1/{head}" if head == "d" else f"{head}, epochs", ylabel="accuracy, %", title=title)
+    axes.set(xlabel=head if parts else f"{head}, epochs", ylabel="accuracy, %", title=title)
+
+
+def _place(row: Row) -> int:
+    """Where a row of a sweep stands: 8 for an interval of 8 epochs, and for a d of 1/8."""
+    return int(row.cells[-1].removeprefix("1/"))
+
+
+def _a_point_high(axes: Any) -> None:
+    """A single accuracy would be shown to a hundredth of a point."""
+    bottom, top = axes.get_ylim()
+    if top - bottom < 1:
+        axes.set_ylim((bottom + top - 1) / 2, (bottom + top + 1) / 2)
 
 
 def _latency(figure: Any, plan: Plan | None) -> None:
     """Accuracy over the compact models' time, one panel for each device that was measured."""
     assert plan is not None
-    devices = {device: found for device in ("cpu", "cuda") if (found := latencies(plan.results, device))}
-    panels = _grid(figure, max(1, len(devices)))
-    if not devices:
-        empty = "no latency measured yet" if any(accuracies(runs) for _, runs in plan.rows) else EMPTY
-        _axes(panels[0]).set(title=empty, xlabel="ms", ylabel="accuracy, %", xlim=(0, 10))
-    for axes, (device, times) in zip(panels, devices.items(), strict=False):
+    recorded = {row.run.label for row, runs in plan.rows if accuracies(runs)}
+    found = {device: latencies(plan.results, device) for device in ("cpu", "cuda")}
+    devices = {device: times for device, times in found.items() if not recorded.isdisjoint(times)}
+    for axes, (device, times) in zip(_grid(figure, len(devices)), devices.items(), strict=True):
         _axes(axes)
         for row, runs in plan.rows:
             time, values = times.get(row.run.label), accuracies(runs)
@@ -142,6 +174,7 @@ def _latency(figure: Any, plan: Plan | None) -> None:
         most = max(max(time.ms, time.dense_ms) for time in times.values())
         axes.set(xlabel=f"ms for a batch of {batch}", ylabel="accuracy, %", xlim=(0, 1.08 * most))
         axes.set_title(f"{plan.rows[0][0].cells[0]}, {'CPU' if device == 'cpu' else 'GPU'}")
+        _a_point_high(axes)
         axes.legend(frameon=False, loc="upper left", fontsize=8)  # where a time near zero would be
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from asfp.errors import AsfpError, nearest
 from asfp.reproduce.definition import Definition, Row, Run
+from asfp.reproduce.estimate import seconds_of
 from asfp.reproduce.records import Record, kept_weights, key_of, read_record
 from asfp.train.checkpoint import CURRENT, PREVIOUS
 from asfp.train.config import TrainConfig, load_config
 from asfp.train.journal import METRICS
 from asfp.train.record import MODEL, RECORD
 
-ASSUMED_SECONDS = {"resnet20": 0.66, "resnet32": 1.0, "resnet56": 1.68, "resnet110": 3.2, "vgg16": 2.0}
-"""An epoch on one H200 by itself, where no record says it. ResNet-20 and 56 were measured (2.2 and 5.6 minutes for 200
-epochs), 32 and 110 lie on the line through them, VGG-16 is a guess."""
-
-DISTILLED = 4 / 3  # a forward pass more, beside a forward and a backward one
+MOST_SEEDS = 100
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,22 @@ class Plan:
     results: Path = Path("results")
 
     @property
+    def startable(self) -> tuple[Planned, ...]:
+        """What of the queue can be run here, now or after others of it."""
+        return tuple(planned for planned in self.queue if planned.state != "blocked")
+
+    @property
+    def blocked(self) -> Mapping[str, tuple[str, ...]]:
+        """Why runs of the queue cannot be run here, with the names of those it holds for."""
+        names: dict[str, tuple[str, ...]] = {}
+        for planned in self.queue:
+            if planned.state == "blocked":
+                names[planned.problem] = (*names.get(planned.problem, ()), planned.name)
+        return names
+
+    @property
     def minutes(self) -> float:
-        return sum(planned.minutes for planned in self.queue)
+        return sum(planned.minutes for planned in self.startable)
 
 
 def find_recipes() -> Path:
@@ -127,8 +139,8 @@ def make_plan(
     >>> [planned.name for planned in plan.queue][:3]
     ['resnet56-sfp-seed0', 'resnet56-asfp-seed0', 'resnet56-seed0']
     """
-    if seeds is not None and seeds < 1:
-        raise AsfpError(f"seeds={seeds}: it must be at least 1")
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise AsfpError(f"--seeds {seeds}: it must be from 1 to {MOST_SEEDS}, the runs of each row")
     terms = _terms(only)
     for term in terms:
         if not any(_matches(row, term) for row in definition.rows):
@@ -203,21 +215,21 @@ def _planned(run: Run, seed: int, places: Places, records: Mapping[str, Record])
             return Planned(run, seed, config, arguments, "blocked", problem=problem)
     if record is not None:
         return Planned(run, seed, config, arguments, "done", config.epochs, record=record)
-    epoch = 0
-    if any((folder / name).exists() for name in (CURRENT, PREVIOUS)):
+    epoch, state, problem = 0, "ready", ""
+    if any((folder / name).exists() for name in (CURRENT, PREVIOUS)):  # perhaps from within the first epoch
         lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
-        epoch = min(len(lines), config.epochs)
+        epoch, state = min(len(lines), config.epochs), "started"
     minutes = (config.epochs - epoch) * seconds_of(config, records.values()) / 60
-    state, problem = "started" if epoch else "ready", ""
-    if run.needs is not None and not epoch and not (weights := weights_of(run, seed, places)).exists():
+    if run.needs is not None and not (weights := weights_of(run, seed, places)).exists():
         dense = _planned(run.needs, seed, places, records)
-        state = "waiting"
-        if dense.state in ("done", "blocked"):
-            state = "blocked"
+        state = "blocked" if dense.state in ("done", "blocked") else "waiting"
+        if dense.state == "done":
             problem = (
                 f"needs {weights}: {dense.name} is recorded, but its weights are not here. Copy its model.pt there, or "
-                f"train it again: asfp train {' '.join(map(_shell, dense.arguments))}"
+                f"train it again: asfp train {' '.join(map(shlex.quote, dense.arguments))}"
             )
+        elif dense.state == "blocked":
+            problem = f"needs {dense.name}, but {dense.problem}"
     return Planned(run, seed, config, arguments, state, epoch, minutes, problem=problem)
 
 
@@ -238,37 +250,5 @@ def _dependencies_first(queue: Iterable[Planned]) -> list[Planned]:
     return done
 
 
-def seconds_of(config: TrainConfig, records: Iterable[Record]) -> float:
-    """An epoch of this network on one GPU: as the fastest epoch of any record of it says, or else as assumed.
-
-    Not the mean, because runs that share a GPU are slower, each by itself.
-
-    >>> seconds_of(TrainConfig(), [])
-    1.68
-    """
-    measured = [
-        _fastest_epoch(record)
-        for record in records
-        if record["config"]["model"]["name"] == config.model.name
-        and not any(name in record["hardware"]["device"] for name in ("CPU", "not recorded"))
-    ]
-    base = min(measured, default=ASSUMED_SECONDS.get(config.model.name, ASSUMED_SECONDS["resnet56"]))
-    return base * (DISTILLED if config.distill.weights else 1.0)
-
-
-def _fastest_epoch(record: Record) -> float:
-    """Evaluation and pruning count with the share of an epoch that they had on the whole."""
-    seconds, trained = record["seconds"], record["epochs"].get("train_seconds")
-    total = sum(seconds.get(phase, 0.0) for phase in ("train", "evaluate", "prune"))
-    if not trained:
-        return float(total / record["config"]["epochs"])
-    # not the very fastest: of an epoch that was cut off, `trained` has the rest alone
-    return float(sorted(trained)[len(trained) // 20] * total / seconds["train"])
-
-
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _shell(text: str) -> str:
-    return f"'{text}'" if any(c in text for c in ' "*{}[]') else text

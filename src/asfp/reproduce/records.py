@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from asfp.errors import AsfpError
+from asfp.reproduce.fields import check_fields
 from asfp.train.config import TrainConfig
 from asfp.train.files import write_whole
 from asfp.train.identity import identity, settings
-from asfp.train.record import MODEL, RECORD, write_record
+from asfp.train.record import FORMAT, MODEL, RECORD, write_record
 
 Record = dict[str, Any]
 
@@ -33,7 +34,7 @@ def key_of(config: TrainConfig | Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> Record:
-    """The record in a file, when it is a whole one.
+    """The record in a file, when it is a whole one: every field that the rest of this room reads is there and right.
 
     >>> read_record(Path("nowhere.json"))
     Traceback (most recent call last):
@@ -42,22 +43,23 @@ def read_record(path: Path) -> Record:
     """
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if record["format"] != 1:
-            raise AsfpError(f"{path} has the format {record['format']}, this version reads 1: update asfp")
-        (
-            int(record["seed"]),
-            float(record["result"]["accuracy_compact"]),
-            record["compact"]["macs"],
-            record["epochs"],
-            key_of(record["config"]),
-        )
     except FileNotFoundError as error:
         raise AsfpError(f"there is no record {path}") from error
-    except AsfpError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AsfpError(f"{path} is not a record of asfp train ({error!r}): remove it, or copy it again") from error
+    except IsADirectoryError as error:
+        raise AsfpError(f"{path} is a folder with the name of a record: rename it, or move it away") from error
+    except (ValueError, RecursionError) as error:
+        raise _no_record(path, error) from error
+    if isinstance(record, dict) and record.get("format", FORMAT) != FORMAT:
+        raise AsfpError(f"{path} has the format {record['format']!r}, this version reads {FORMAT}: update asfp")
+    try:
+        check_fields(record)
+    except AsfpError as error:
+        raise _no_record(path, error) from error
     return record
+
+
+def _no_record(path: Path, error: Exception) -> AsfpError:
+    return AsfpError(f"{path} is not a record of asfp train ({error}): remove it, or copy it again")
 
 
 def load_records(folder: Path) -> dict[str, Record]:
@@ -66,6 +68,7 @@ def load_records(folder: Path) -> dict[str, Record]:
     >>> load_records(Path("nowhere"))
     {}
     """
+    check_folder("--results", folder / "cifar10")
     found: dict[str, Record] = {}
     paths: dict[str, Path] = {}
     for path in sorted((folder / "cifar10").glob("*.json")):
@@ -73,10 +76,24 @@ def load_records(folder: Path) -> dict[str, Record]:
         key = key_of(record["config"])
         if key in found:
             raise AsfpError(
-                f"{paths[key]} and {path} are records of the same run: keep the first of them, delete the other"
+                f"{paths[key]} and {path} are records of the same run: keep the one that was made first, whatever it "
+                "says, and delete the other"
             )
         found[key], paths[key] = record, path
     return found
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a file where a folder is, or is to be made.
+
+    >>> check_folder("--runs", Path(__file__) / "runs")
+    Traceback (most recent call last):
+    ...
+    asfp.errors.AsfpError: --runs: .../records.py is a file, not a folder: choose another folder, or move the file away
+    """
+    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    if there is not None and not there.is_dir():
+        raise AsfpError(f"{option}: {there} is a file, not a folder: choose another folder, or move the file away")
 
 
 def kept_weights(results: Path, name: str) -> Path:

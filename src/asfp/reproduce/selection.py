@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -86,8 +87,10 @@ def latencies(results: Path, device: str) -> dict[str, Latency]:
         try:
             for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
                 label, batch = str(row["model"]).rpartition("-seed")[0], int(row["batch"])
+                if not 0 < row["latency_ms"] < math.inf:
+                    raise ValueError(f"latency_ms is {row['latency_ms']}, it must be above 0")
                 times.setdefault(label, {}).setdefault(str(row["engine"]), []).append(float(row["latency_ms"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise AsfpError(f"{path} is not a record of benchmarks/latency.py ({error!r}): make it again") from error
     fastest = {label: min((median(ms), engine) for engine, ms in cells.items()) for label, cells in times.items()}
     base = fastest.get(dense("resnet56").label)

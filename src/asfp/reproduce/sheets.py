@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from asfp.reproduce.imagenet import imagenet_sheet
+from asfp.reproduce.imagenet import imagenet_commands, imagenet_sheet
 from asfp.reproduce.rate import rate_sheet
 from asfp.reproduce.show import Sheet
 from asfp.reproduce.speedup import speedup_sheet
@@ -16,3 +16,6 @@ SHEETS: dict[str, Callable[[Path], Sheet]] = {
     "fig-rate": lambda results: rate_sheet(),
 }
 """Name -> the table, given the folder of results."""
+
+COMMANDS: dict[str, Callable[[Path, Path | None], tuple[str, ...]]] = {"table3": imagenet_commands}
+"""Name -> the command of each row, given the folders of recipes and of the data."""

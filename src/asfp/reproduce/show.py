@@ -145,18 +145,25 @@ def _result(runs: Sequence[Planned]) -> str:
 def _left(plan: Plan) -> tuple[str, ...]:
     runs = [run for _, group in plan.rows for run in group]
     done = sum(run.state == "done" for run in runs)
-    lines = [f"{done} of {len(runs)} runs recorded."]
-    if plan.queue:
-        started = sum(run.state == "started" for run in plan.queue)
+    lines, start = [f"{done} of {len(runs)} runs recorded."], plan.startable
+    blocked = sum(map(len, plan.blocked.values()))
+    stuck = f"{blocked} {'is' if blocked == 1 else 'are'} blocked" if blocked else ""
+    if start:
+        started = sum(run.state == "started" for run in start)
         more = f", {started} of them in progress" if started else ""
-        lines.append(
-            f"{len(plan.queue)} to run{more}: about {plan.minutes:.0f} minutes (an estimate) on one H200, one by one."
-        )
-    problems: dict[str, str] = {}
-    for run in plan.queue:
-        if run.problem:
-            problems.setdefault(run.problem, run.name)
-    return (*lines, *(f"{name} {problem}" for problem, name in problems.items()))
+        time = f"about {plan.minutes:.0f} minutes (an estimate) on one H200, one by one"
+        lines.append(f"{len(start)} to run{more}: {time}{f'; {stuck}' if stuck else ''}.")
+    elif stuck:
+        lines.append(f"Of the others, {stuck}.")
+    return (*lines, *blocked_lines(plan))
+
+
+def blocked_lines(plan: Plan) -> tuple[str, ...]:
+    """Which runs cannot be run here and why, a line for each reason."""
+    return tuple(
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {problem}"
+        for problem, names in plan.blocked.items()
+    )
 
 
 def as_text(sheet: Sheet, width: int = 200) -> str:

@@ -25,7 +25,7 @@ ENGINES = {
 }
 HEADS = (
     *("network", "device", "engine", "batch", "dense, ms", "compact, ms", "time saved", "95 % interval"),
-    *("paper: time saved", "MACs saved, compact model", "paper: MACs saved"),
+    *("paper: time saved", "MACs saved, paper's count", "MACs saved, compact model", "paper: MACs saved"),
 )
 
 
@@ -41,7 +41,7 @@ def speedup_sheet(results: Path) -> Sheet:
         notes.append("A star: too noisy to conclude.")
     if not rows:
         notes = ["Nothing recorded yet: python benchmarks/speedup.py"]
-        rows = [(name, "-", "-", "-", "-", "-", "not yet run", "-", f"{time:.1f}", "-", f"{macs:.1f}")
+        rows = [(name, "-", "-", "-", "-", "-", "not yet run", "-", f"{time:.1f}", "-", "-", f"{macs:.1f}")
                 for name, _, _, time, macs in PAPER.values()]  # fmt: skip
     return Sheet("Table IV: saved by pruning 30 % of the filters, in percent", HEADS, tuple(rows), tuple(notes))
 
@@ -51,7 +51,7 @@ def _rows(path: Path) -> list[tuple[str, ...]]:
         record = json.loads(path.read_text(encoding="utf-8"))
         device = {"cpu": record["environment"]["cpu"], "cuda": record["environment"].get("gpu", "GPU")}
         return [
-            _row(name, dense, small, device)
+            _row(name, dense, small, device, record["models"][name]["measure"]["cut_paper_percent"])
             for name in PAPER
             if name in record["models"]
             for dense, small in _pairs(record["models"][name]["bench"])
@@ -68,20 +68,23 @@ def _pairs(bench: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, 
     return [(dense[row["engine"], row["batch"], row["device"]], row) for row in bench if "@" in row["model"]]
 
 
-def _row(name: str, dense: dict[str, Any], small: dict[str, Any], devices: dict[str, str]) -> tuple[str, ...]:
+def _row(
+    name: str, dense: dict[str, Any], small: dict[str, Any], devices: dict[str, str], cut: float
+) -> tuple[str, ...]:
     title, _, _, time, macs = PAPER[name]
     low, high = small["time_saved_interval"]
     threads = f", {small['threads']} threads" if small["device"] == "cpu" else ""
     return (
         title,
         f"{devices[small['device']]}{threads}, {small['precision']}",
-        ENGINES.get(small["engine"], small["engine"]),
+        ENGINES.get(small["engine"], str(small["engine"])),
         f"{small['batch']}",
         f"{dense['latency_ms']:.2f}",
         f"{small['latency_ms']:.2f}",
         f"{small['time_saved_percent']:.1f}" + (" *" if small["doubt"] else ""),
         f"{low:.1f} to {high:.1f}",
         f"{time:.1f}",
+        f"{cut:.1f}",
         f"{small['macs_saved_percent']:.1f}",
         f"{macs:.1f}",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asfp.reproduce.definition import Definition, Row, Run, Value, dense, pruned
+from asfp.reproduce.definition import LAST, Definition, Row, Run, Value, dense, pruned
 
 METHODS = {"sfp": "SFP", "asfp": "ASFP", "hard": "hard"}
 STARTS = {"scratch": "scratch", "pretrained": "pre-trained"}
@@ -74,12 +74,16 @@ def resnet_row(model: str, method: str, rate: float, start: str, *, priority: in
 
 
 def _resnet_rows(model: str, first: tuple[int, int], seeds: int, rest: int) -> tuple[Row, ...]:
-    """All rows of a network; `first` are the priorities of 40 % from scratch and from trained weights."""
+    """All rows of a network; `first` are the priorities of 40 % from scratch and from trained weights.
+
+    Hard pruning at the smaller rates, which the paper does not have, is run last.
+    """
     rows = [dense_row(model, priority=first[0], seeds=seeds)]
     for start, priority in zip(STARTS, first, strict=True):
         for rate in (0.4, 0.3, 0.2, 0.1):
-            for method in METHODS if rate == 0.4 else ("sfp", "asfp"):
-                at, n = (priority, seeds) if rate == 0.4 else (rest + (start == "pretrained"), 1)
+            for method in METHODS:
+                other = LAST if method == "hard" else rest + (start == "pretrained")
+                at, n = (priority, seeds) if rate == 0.4 else (other, 1)
                 rows.append(resnet_row(model, method, rate, start, priority=at, seeds=n))
     return tuple(rows)
 
