@@ -7,7 +7,8 @@
 
 Rows: dense; independent, nested and coupled selection; and Torch-Pruning with its `round_to`, where it is installed.
 Independent and nested are pruned by 30 %; coupled ones, which lose more MACs at the same rate, by the rate that
-leaves the MACs of independent pruning, or saves `--macs`. "half streams" keeps half of each residual stream.
+leaves the MACs of independent pruning, or saves `--macs`. "half streams" keeps half of each residual stream, or what
+`--streams` leaves.
 `best` takes the fastest engine for dense and for compact each. Weights are random. Fresh batch norms make no constants
 of zero filters; with `--constants` every one does, and the compact networks pay for folding them, as `NAME@RATE` does
 in `asfp bench`.
@@ -42,13 +43,15 @@ def ours(
     return asfp.compact(model, x, layout=layout, check=False).eval()
 
 
-def half_streams(dense: nn.Module, x: Tensor, share: float, align: int, layout: str) -> asfp.CompactModule:
-    """Coupled: half of every residual stream, and of other layers the first rate that leaves `share` of the MACs.
+def narrow_streams(
+    dense: nn.Module, x: Tensor, share: float, streams: float, align: int, layout: str
+) -> asfp.CompactModule:
+    """Coupled: `streams` of every residual stream, and of other layers the first rate that leaves `share` of the MACs.
 
     A stream is read and written by every block, so its width is memory traffic more than multiply-adds.
     """
-    rate = rate_for_macs(dense, x, share, selection="coupled", streams=0.5, align=align).rate
-    return ours(dense, x, rate, "coupled", align, layout, streams=0.5)
+    rate = rate_for_macs(dense, x, share, selection="coupled", streams=streams, align=align).rate
+    return ours(dense, x, rate, "coupled", align, layout, streams=streams)
 
 
 def theirs(dense: nn.Module, x: Tensor, share: float, align: int) -> tuple[str, nn.Module] | None:
@@ -109,8 +112,9 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
         if wanted(f"coupled, align {align}"):
             rate = rate_for_macs(dense, x, share, selection="coupled", align=align).rate
             add(f"coupled, align {align}", rate, "coupled", align, layout)
-        if wanted(half := f"coupled, half streams, align {align}"):
-            found[half] = half_streams(dense, x, share, align, layout)
+        narrow = "half streams" if options.streams == 0.5 else f"streams {options.streams:g}"
+        if wanted(narrow := f"coupled, {narrow}, align {align}"):
+            found[narrow] = narrow_streams(dense, x, share, options.streams, align, layout)
         if wanted(f"Torch-Pruning, round_to {align}") and (other := theirs(dense, x, share, align)):
             found[other[0]] = other[1]
     return found
@@ -147,6 +151,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="resnet18, resnet34, resnet50; may be repeated")
     parser.add_argument("--rate", type=float, default=0.3)
     parser.add_argument("--macs", type=float, help="MACs that coupled rows save at least [as many as independent]")
+    parser.add_argument("--streams", type=float, default=0.5, help="the rate of residual streams in rows of their own")
     parser.add_argument("--align", type=int, action="append", help="may be repeated [32]")
     parser.add_argument("--layout", default=None, help="[auto on a CPU, zeros on a GPU]")
     parser.add_argument("--only", action="append", help="text in the names of the rows to time; may be repeated")
