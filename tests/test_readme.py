@@ -49,7 +49,7 @@ def test_times_are_those_of_the_record(page: str, record: str) -> None:
     assert "\n".join(table) in (root / page).read_text()
 
 
-RUNS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", ".")
+RUNS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", ".")
 
 
 @pytest.mark.parametrize("row", ["independent", "nested", "coupled", "Torch-Pruning"])
