@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,79 @@ def test_one_constant_channel_carries_the_others(name: str) -> None:
     assert_equal(model, asfp.compact(small, example, layout="auto"), (1, 3, *[9] * dims))
     fewest = asfp.compact(model, example).get_submodule("first").out_channels
     assert fewest == (12 if name == "transposed" else 11)  # what a transposed one reads cannot be made up for
+
+
+class Tower(nn.Module):
+    """A branch of constants alone, larger than the others, beside live channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 30, 3, padding=1), nn.BatchNorm2d(30)
+        self.dead = nn.Sequential(nn.Conv2d(30, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 16, 1), nn.ReLU())
+        self.last = nn.Conv2d(46, 8, 3, padding=1)
+        with torch.no_grad():
+            self.first.weight[:2] = 0
+            self.norm.bias.fill_(1.0)
+            self.dead[2].weight.zero_()
+            self.dead[2].bias.fill_(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)).relu()
+        y: Tensor = self.last(torch.cat([x, self.dead(x)], 1))
+        return y
+
+
+class Grouped(nn.Sequential):
+    """One more channel of a grouped convolution is one more in every group."""
+
+    def __init__(self) -> None:
+        grouped = nn.Conv2d(48, 48, 3, padding=1, groups=12, bias=False)
+        super().__init__(nn.Conv2d(3, 48, 1), grouped, nn.BatchNorm2d(48), nn.ReLU(), nn.Conv2d(48, 8, 3, padding=1))
+        with torch.no_grad():
+            grouped.weight.view(12, 4, -1)[:, 1:] = 0
+            self[2].bias.fill_(1.0)
+
+
+@pytest.mark.parametrize("kind", [Tower, Grouped])
+def test_a_carrier_does_not_bring_back_what_was_gone(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(1, 3, 16, 16)
+    least, auto = (asfp.compact(model, x, layout=layout).plan for layout in ("least", "auto"))
+    assert auto.macs_after <= 1.15 * least.macs_after
+    assert auto.corrections == 1
+
+
+class Cancelling(nn.Module):
+    """Constants that are differences of large numbers, or sines of such, read by weights of one sign."""
+
+    def __init__(self, sine: bool) -> None:
+        super().__init__()
+        self.sine, self.norm = sine, nn.BatchNorm2d(406)
+        self.first, self.last = nn.Conv2d(3, 406, 3, padding=1, bias=False), nn.Conv2d(406, 8, 3, padding=1)
+        turns = 2 * math.pi * torch.randint(300, 600, (406,)) if sine else 0.0
+        with torch.no_grad():
+            self.first.weight[6:] = 0
+            self.last.weight.abs_()
+            self.norm.running_mean.uniform_(50, 150)  # type: ignore[union-attr]
+            self.norm.bias.copy_(self.norm.running_mean + turns + 0.5 + 0.3 * torch.rand(406))  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        y: Tensor = self.last(x.sin() if self.sine else x.relu())
+        return y
+
+
+@pytest.mark.parametrize(("sine", "how"), [(False, "carrier"), (True, "border")])
+def test_a_carrier_is_as_exact_as_a_border(sine: bool, how: str) -> None:
+    """A batch norm is told its constant; where a carrier is too inexact all the same, borders are corrected."""
+    torch.manual_seed(0)
+    model, x = Cancelling(sine).eval(), torch.randn(1, 3, 9, 9)
+    found = {layout: asfp.compact(model, x, layout=layout) for layout in ("least", "auto")}
+    assert [f.how for f in found["auto"].plan.folded] == [how]
+    far = {layout: asfp.verify(model, small, x).relative for layout, small in found.items()}
+    assert far["auto"] < 2 * far["least"] + 1e-6
+    again = apply(found["auto"].plan, model).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in found["auto"].state_dict().items())
 
 
 def test_two_readers_of_a_constant_each_have_their_own_weights() -> None:

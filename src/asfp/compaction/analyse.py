@@ -18,6 +18,7 @@ from asfp.compaction.layout import (
     filter_macs,
     is_run,
     is_stream,
+    norm_of,
     reading_macs,
 )
 from asfp.compaction.rules import rule_for
@@ -45,6 +46,8 @@ class Analysis:
         self.existing: set[fx.Node] = set()
         self.carriers: dict[fx.Node, int] = {}
         """Layers that read one constant channel for all that they would: its number."""
+        self.steady: dict[fx.Node, set[int]] = {}
+        """Batch norms that make such constants: the channels."""
         self.ops = [self.op_of(node) for node in traced.graph.nodes]
         self.places = {op.node: place for place, op in enumerate(self.ops)}
         shared = shared_layers(traced)
@@ -151,13 +154,22 @@ class Analysis:
             ready = constants & there & (2 * size >= size[constants].max())
             chosen = np.zeros_like(constants)
             chosen[np.argmax(np.where(ready if ready.any() else constants, size, -1.0))] = True
-            saved = prices.saved(int((there | chosen).sum()), int(there.sum()))
-            extra = filter_macs(node, op.node, self, chosen) + reading_macs(op.node, self) if saved else 0.0
+            macs = 0.0
+            if not ready.any():  # infinite where nobody knows what else would have to be there for it
+                macs = filter_macs(node, op.node, self, chosen) + reading_macs(op.node, self)
+                saved = prices.saved(int((there | chosen).sum()), int(there.sum()))
+                macs = saved * macs if macs < math.inf else macs
             rows = int(self.need[op.node].sum()) / self.need[op.node].size
             border = prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
-            return chosen if not foldable or saved * extra < border else np.zeros_like(constants)
+            pays = not foldable or (prices.carry and macs <= border)
+            return chosen if pays else np.zeros_like(constants)
 
-        return self.facts.extra(op.name, "carrier", best) if constants.any() else None
+        found = self.facts.extra(op.name, "carrier", best) if constants.any() else None
+        if found is not None:
+            self.carriers[op.node] = int(np.flatnonzero(found)[0])
+            if (norm := norm_of(node, self)) is not None:
+                self.steady.setdefault(norm, set()).add(self.carriers[op.node])
+        return found
 
     def in_blocks(self, op: Op, node: fx.Node, wanted: Mask, room: Mask) -> Mask:
         """The channels that are wanted of a value, and constant ones out of `room` up to a whole number of blocks.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,13 +46,17 @@ class Prices:
     border: float = 0.0
     step: float = 0.0
     block: int = 1
+    carry: bool = True
+    """Whether a constant channel may carry others; not where that is too inexact."""
 
     def saved(self, width: int, kept: int) -> int:
         """The channels that are saved in time: in whole blocks."""
         return (-(-width // self.block) + kept // -self.block) * self.block
 
     def scaled(self, by: float) -> Prices:
-        return Prices(self.gather * by, self.pad * by, self.border * by, self.step * by, self.block)
+        return replace(
+            self, gather=self.gather * by, pad=self.pad * by, border=self.border * by, step=self.step * by
+        )
 
 
 LAYOUTS = {
@@ -268,6 +272,14 @@ def _passed_on(node: fx.Node, state: Analysis) -> fx.Node | None:
         and (here.axes, here.size) == (there.axes, there.size)
     )
     return source if same and (not isinstance(rule, Item) or rule.takes_all(state.op_of(node), state)) else None
+
+
+def norm_of(node: fx.Node, state: Analysis) -> fx.Node | None:
+    """The batch norm that a value's channels come of, each under its own number, if there is one."""
+    source: fx.Node | None = node
+    while source is not None and not isinstance(state.rules[source], Normalise):
+        source = _passed_on(source, state)
+    return source
 
 
 def is_stream(node: fx.Node, state: Analysis) -> bool:

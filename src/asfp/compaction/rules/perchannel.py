@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from asfp.compaction.channels import Channels, Unsupported, Values
+from asfp.compaction.channels import Channels, Labels, Unsupported, Values
 from asfp.compaction.rules.base import Barrier, Op, Rule, axis_of, shape_of, sizes, take
 
 if TYPE_CHECKING:
@@ -127,8 +127,22 @@ class Normalise(Rule):
         changes: dict[str, Any] = {
             n: None if getattr(module, n) is None else take(getattr(module, n), keep) for n in names
         }
+        if op.node in out.state.steady and module.running_mean is not None and module.bias is not None:
+            self.steady(op, out.state, keep, changes)
         target = out.shrink(op, module, {**changes, "num_features": len(keep)})
         out.define(op.node, out.call(op.node, target, node), keep)
+
+    @staticmethod
+    def steady(op: Op, state: Analysis, keep: Labels, changes: dict[str, Any]) -> None:
+        """Write the constants that carry others without differences of large numbers, of which little may be left:
+
+        mean = x, beta = y, so that y = (x - mean) / sqrt(var + eps) * gamma + beta in any precision
+        """
+        places = np.flatnonzero(np.isin(keep, sorted(state.steady[op.node])))
+        source, result = state.along(op.source, 1), state.channels_of(op.node)
+        for name, values in (("running_mean", source.value), ("bias", result.value)):
+            index = torch.as_tensor(places, device=changes[name].device)
+            changes[name][index] = torch.as_tensor(values[keep[places]]).to(changes[name])
 
 
 def _vector(values: Tensor | None, default: float, size: int) -> Values:

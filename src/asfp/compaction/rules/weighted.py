@@ -120,7 +120,6 @@ class Weighted(Rule):
             along = state.channels_of(op.source).axes == (self.axis(op),)
             carrier = state.carrier(op, wanted & source.live, constants, fold) if along else None
             if carrier is not None:
-                state.carriers[op.node] = int(np.flatnonzero(carrier)[0])
                 constants, fold = carrier, False
             fold &= not state.facts.recall(op.name, "leave", lambda: False)  # plans from before there were carriers
         wanted &= source.live | (constants & (not fold))
