@@ -307,3 +307,11 @@ def test_a_model_where_its_name_is_asked_for(tmp_path: Path) -> None:
     small = asfp.compact(Scaled(1.0), torch.zeros(1, 3, 8, 8))
     with pytest.raises(asfp.AsfpError, match="model=Scaled is not a name"):
         asfp.save(small, tmp_path / "a.safetensors", model=Scaled(1.0))  # type: ignore[arg-type]
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    small = asfp.compact(asfp.create_model("resnet8"), torch.zeros(1, 3, 32, 32))
+    with pytest.raises(asfp.AsfpError, match=r"\(Is a directory\): give the file to save in it"):
+        asfp.save(small, tmp_path)
+    with pytest.raises(asfp.AsfpError, match="is a folder: give the file in it"):
+        asfp.load(tmp_path)

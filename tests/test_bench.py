@@ -40,7 +40,7 @@ def test_a_run_three_times_as_long_is_found_to_be() -> None:
     times = interleave([lambda: time.sleep(0.01), lambda: time.sleep(0.03)], repeats=15, warmup=1)
     saved, low, high = time_saved(*times)
     assert -2.6 < low <= saved <= high < -1
-    assert 2 <= times[0].median < 4
+    assert 10 <= times[0].median < 20
 
 
 def row(first: list[float], second: list[float]) -> Row:

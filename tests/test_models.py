@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +203,15 @@ def test_every_name_of_the_registry_builds() -> None:
     for name in MODELS:
         if name != "resnet1202":  # 19 million weights: the same code as the others
             assert isinstance(asfp.create_model(name), nn.Module)
+
+
+@pytest.mark.parametrize("name", [3, None, ["resnet20"]])
+def test_a_name_is_text(name: Any) -> None:
+    with pytest.raises(asfp.AsfpError, match="a model is asked for by its name"):
+        asfp.create_model(name)
+
+
+def test_a_file_of_weights_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(asfp.AsfpError, match=r"It is a file: .* weights alone need asfp compact FILE --model NAME"):
+        asfp.create_model(str(tmp_path / "model.pt"))

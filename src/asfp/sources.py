@@ -17,7 +17,6 @@ from asfp.compaction.layout import LAYOUTS
 from asfp.errors import AsfpError, nearest
 from asfp.models import MODELS, create_model
 from asfp.pruner import SoftPruner
-from asfp.schedule import check_rate
 
 FILES = (".safetensors", ".onnx", ".xml")
 """Endings of the files that a command takes for a model."""
@@ -71,7 +70,9 @@ def parse_source(text: str) -> Source:
         return Source(text, text, None, None)
     rate, *options = pruning.split(":")
     share, slash, streams = rate.partition("/")
-    number = check_rate(f"{name}@RATE", _number(text, share))
+    number = _number(text, share)
+    if not 0.0 < number < 1.0:
+        raise AsfpError(f"{text!r}: {share} is no pruning rate, which lies between 0 and 1: e.g. {name}@0.4")
     wide = check_streams(_number(text, streams), mapped=False) if slash else None
     selection, align, layout = _options(text, options)
     return Source(text, name, number, None, selection, align, layout, wide)

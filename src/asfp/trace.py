@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from asfp.errors import TraceError
+from asfp.errors import AsfpError, TraceError
 from asfp.tracer import Leaf, ShapeTracer, line_of
 
 __all__ = [
@@ -151,6 +151,9 @@ def as_arguments(example_inputs: Example) -> tuple[tuple[Any, ...], dict[str, An
     >>> as_arguments({"x": 1})
     ((), {'x': 1})
     """
+    tensors = [x for x in pytree.tree_leaves(example_inputs) if isinstance(x, Tensor)]
+    if any(x.ndim > 1 and x.shape[0] == 0 for x in tensors):
+        raise AsfpError("the example has no sample in it: give at least one, e.g. torch.zeros(1, 3, 224, 224)")
     if isinstance(example_inputs, dict):
         return (), example_inputs
     if isinstance(example_inputs, Tensor):

@@ -362,3 +362,9 @@ def test_verify_says_how_far_apart(resnet20: tuple[nn.Module, CompactModule]) ->
     assert not bad.ok
     assert bad.max_abs_diff == pytest.approx(1, abs=1e-4)
     assert "NOT equal" in str(bad)
+
+
+@pytest.mark.parametrize("call", [asfp.compact, asfp.measure, lambda m, x: asfp.verify(m, m, x)])
+def test_an_example_without_a_sample_compares_nothing_and_is_refused(call: Any) -> None:
+    with pytest.raises(asfp.AsfpError, match="the example has no sample in it"):
+        call(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)), torch.zeros(0, 3, 8, 8))

@@ -54,9 +54,7 @@ class Prices:
         return (-(-width // self.block) + kept // -self.block) * self.block
 
     def scaled(self, by: float) -> Prices:
-        return replace(
-            self, gather=self.gather * by, pad=self.pad * by, border=self.border * by, step=self.step * by
-        )
+        return replace(self, gather=self.gather * by, pad=self.pad * by, border=self.border * by, step=self.step * by)
 
 
 LAYOUTS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -43,6 +44,8 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     asfp.errors.AsfpError: no model is named 'resnet65'. Did you mean resnet56? Known: resnet8, resnet14, resnet20,
     resnet32, resnet44, resnet56, resnet110, resnet1202, vgg16, torchvision:NAME, timm:NAME
     """
+    if not isinstance(name, str):
+        raise AsfpError(f"a model is asked for by its name, got {name!r}: e.g. create_model('resnet56')")
     library, colon, rest = name.partition(":")
     if not colon:
         return _build(name, _ours(name), kwargs)
@@ -62,6 +65,8 @@ def _ours(name: str) -> Callable[..., nn.Module]:
         hint = f' torchvision has one: create_model("torchvision:{name}").'
     else:
         hint = nearest(name, MODELS, n=1)
+    if Path(name).is_file():
+        hint = " It is a file: what asfp saved ends in .safetensors; weights alone need asfp compact FILE --model NAME."
     known = ", ".join([*MODELS, "torchvision:NAME", "timm:NAME"])
     raise AsfpError(f"no model is named {name!r}.{hint} Known: {known}")
 

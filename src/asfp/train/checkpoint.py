@@ -150,7 +150,7 @@ def load_checkpoint(folder: Path, config: dict[str, Any], parts: Parts) -> Progr
     saved, own = comparable(state["config"]), comparable(config)
     if saved != own:
         key = next((key for key in own if saved.get(key) != own[key]), "config")
-        what = _difference(saved.get(key), own.get(key))
+        what = difference(saved.get(key), own.get(key))
         raise AsfpError(
             f"{folder} holds a run with other settings ({key}: {what}): "
             "use another folder with output=..., or the settings it was started with, or delete it"
@@ -305,7 +305,12 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _difference(saved: Any, own: Any) -> str:
+def difference(saved: Any, own: Any) -> str:
+    """The first thing in which two settings differ, in words.
+
+    >>> difference({"rate": 0.4, "d": 0.125}, {"rate": 0.3, "d": 0.125})
+    'rate 0.4 there, 0.3 here'
+    """
     if isinstance(saved, dict) and isinstance(own, dict):
         key = next(k for k in (*own, *saved) if saved.get(k) != own.get(k))
         return f"{key} {saved.get(key)!r} there, {own.get(key)!r} here"

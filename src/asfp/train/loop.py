@@ -16,7 +16,15 @@ from asfp.errors import AsfpError, Interrupted, out_of_room
 from asfp.pruner import SoftPruner
 from asfp.steps import PruneStep
 from asfp.train.assemble import Parts, assemble, learning_rate, set_learning_rate, start_fabric
-from asfp.train.checkpoint import Progress, gather_ranks, last_saved, load_checkpoint, not_written, save_checkpoint
+from asfp.train.checkpoint import (
+    Progress,
+    difference,
+    gather_ranks,
+    last_saved,
+    load_checkpoint,
+    not_written,
+    save_checkpoint,
+)
 from asfp.train.config import TrainConfig
 from asfp.train.evaluate import accuracy
 from asfp.train.files import only_run
@@ -292,16 +300,17 @@ def _finished(config: TrainConfig, path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = {"config", "result", "compact", "seconds"} - record.keys()
-        same = not missing and comparable(record["config"]) == comparable(settings(config))
+        saved, own = (comparable(record["config"]), comparable(settings(config))) if not missing else ({}, {})
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise _no_record(path, str(error)) from error
     if missing:
         raise _no_record(path, f"it has no {', '.join(sorted(missing))}")
-    if not same:
-        raise AsfpError(
-            f"{config.folder} holds a finished run with other settings: use another folder with output=..., "
-            "or delete it"
-        )
+    for key in (*own, *saved):
+        if saved.get(key) != own.get(key):
+            raise AsfpError(
+                f"{config.folder} holds a finished run with other settings "
+                f"({key}: {difference(saved.get(key), own.get(key))}): use another folder with output=..., or delete it"
+            )
     return record
 
 
