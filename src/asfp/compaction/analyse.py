@@ -161,7 +161,7 @@ class Analysis:
                 macs = saved * macs if macs < math.inf else macs
             rows = int(self.need[op.node].sum()) / self.need[op.node].size
             border = prices.border * rows * math.prod(shape_of(op.node)[1:]) + prices.step / self.batch
-            pays = not foldable or (prices.carry and macs <= border)
+            pays = not foldable or (prices.carry and macs < math.inf and macs <= border)
             return chosen if pays else np.zeros_like(constants)
 
         found = self.facts.extra(op.name, "carrier", best) if constants.any() else None
