@@ -247,5 +247,5 @@ def test_other_versions_and_other_files(saved: tuple[Path, Tensor], tmp_path: Pa
     torch.save(tensors, target)
     with pytest.raises(asfp.AsfpError, match="safetensors file"):
         asfp.load(target, model=Tiny())
-    with pytest.raises(asfp.AsfpError, match="there is no file"):
+    with pytest.raises(asfp.AsfpError, match="is a folder: give the file in it"):
         asfp.load(tmp_path, model=Tiny())
