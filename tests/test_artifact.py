@@ -315,3 +315,8 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         asfp.save(small, tmp_path)
     with pytest.raises(asfp.AsfpError, match="is a folder: give the file in it"):
         asfp.load(tmp_path)
+
+
+def test_a_path_that_is_too_long_is_no_file() -> None:
+    with pytest.raises(asfp.AsfpError, match="there is no file"):
+        asfp.load("x" * 400)

@@ -205,6 +205,12 @@ def test_every_name_of_the_registry_builds() -> None:
             assert isinstance(asfp.create_model(name), nn.Module)
 
 
+@pytest.mark.parametrize("name", ["x" * 400, "x\0y"])
+def test_what_cannot_be_a_path_is_an_unknown_name(name: str) -> None:
+    with pytest.raises(asfp.AsfpError, match="no model is named"):
+        asfp.create_model(name)
+
+
 @pytest.mark.parametrize("name", [3, None, ["resnet20"]])
 def test_a_name_is_text(name: Any) -> None:
     with pytest.raises(asfp.AsfpError, match="a model is asked for by its name"):

@@ -6,16 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The `asfp` command; Ctrl-C while it is still being imported ends it quietly, too.
-
-    >>> sys.argv = ["asfp", "--version"]
-    >>> try:
-    ...     main()
-    ... except SystemExit as end:
-    ...     print(end.code)
-    asfp 0.1.0
-    0
-    """
+    """`asfp.cli.main`; Ctrl-C while it is still being imported ends it quietly, too."""
     try:
         from asfp.cli import main as run
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from asfp.architecture import Architecture, build_architecture, recorded
 from asfp.compaction import CompactModule, Plan, apply
-from asfp.errors import AsfpError, out_of_room
+from asfp.errors import AsfpError
 from asfp.trace import Leaf, is_channels_last
 
 FORMAT = "asfp-compact-1"
@@ -168,8 +168,9 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
         part.replace(path)
     except (SafetensorError, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        fix = "give the file to save in it" if isinstance(error, IsADirectoryError) else "choose another file"
-        fix = "free the space or choose another file" if isinstance(error, OSError) and out_of_room(error) else fix
+        fix = "free the space or choose another file"
+        if isinstance(error, IsADirectoryError):
+            fix = "give the file to save in it"
         raise AsfpError(f"{path} could not be written ({why}): {fix}") from error
     finally:
         if part is not None:
@@ -197,8 +198,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _check_size(path: Path) -> None:
-    if not path.is_file():
-        if path.is_dir():
+    if not os.path.isfile(path):  # noqa: PTH113  (False, and no error, for what is too long for a path)
+        if os.path.isdir(path):  # noqa: PTH112
             raise AsfpError(f"{str(path)!r} is a folder: give the file in it that was saved with asfp.save")
         raise AsfpError(f"there is no file {str(path)!r}: give the path of a model saved with asfp.save")
     size = path.stat().st_size
