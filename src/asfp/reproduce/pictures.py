@@ -164,11 +164,13 @@ def _latency(figure: Any, plan: Plan | None) -> None:
             time, values = times.get(row.run.label), accuracies(runs)
             if time is not None and values:
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                align = "" if row.cells[2] in ("-", "1") else f", align {row.cells[2]}"
-                colour = SELECTIONS[row.cells[1]]
+                _, selection, n, rate, streams = row.cells
+                align = "" if n in ("-", "1") else f", align {n}"
+                narrow = "" if streams == rate else f", {streams} of streams"
                 axes.errorbar(
-                    [time.ms], [statistics.fmean(values)], [spread], marker="s" if align else "o", capsize=3,
-                    linestyle="none", color=colour, label=f"{row.cells[1]}{align} (n = {len(values)})",
+                    [time.ms], [statistics.fmean(values)], [spread], marker="s" if align else "D" if narrow else "o",
+                    capsize=3, linestyle="none", color=SELECTIONS[selection],
+                    label=f"{selection}{align}{narrow} (n = {len(values)})",
                 )  # fmt: skip
         batch = next(iter(times.values())).batch
         most = max(max(time.ms, time.dense_ms) for time in times.values())
