@@ -5,7 +5,7 @@ norm, so that every compact network has constants to fold. Prints the table and 
 into a folder.
 
     python benchmarks/speedup.py                                        # CPU: torch, ONNX Runtime, OpenVINO; batch 1
-    python benchmarks/speedup.py --device cuda --engine torch --batch 64
+    python benchmarks/speedup.py --device cuda --batch 64               # GPU: torch
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/speedup"))
     options = parser.parse_args()
     layout = options.layout or ("zeros" if options.device == "cuda" else "auto")
-    engines = options.engine or ["torch", "onnxruntime", "openvino"]
+    engines = options.engine or (["torch"] if options.device == "cuda" else ["torch", "onnxruntime", "openvino"])
     settings = [
         Setting(engine, options.batch, options.device, options.precision, options.channels_last, options.threads)
         for engine in engines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import asfp
 from asfp import fused_conv
 from asfp.compaction.layers import BorderBias
+from asfp.compaction.layout import Prices
 from asfp.fused_conv import FusedConv
 from asfp.fusion import fell_back, fuse, take_faster
 from test_fusion import Write, assert_same, count, functions, network
@@ -51,7 +53,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def test_kernels_compute_the_same(kernel: Kernel, constants: bool) -> None:
     model = zero_filters(asfp.create_model("resnet20"), rate=0.4 if constants else 0.0).double().eval()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    small = asfp.compact(model, x, layout="zeros", check=False).eval()
+    small = asfp.compact(model, x, layout=Prices(math.inf, math.inf), check=False).eval()
     assert any(isinstance(m, BorderBias) for m in small.modules()) == constants
     done = fuse(small, x)
     assert functions(done).count(operator.add) == functions(done).count("relu") == 0

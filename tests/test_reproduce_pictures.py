@@ -29,7 +29,7 @@ def test_pictures_are_drawn(tmp_path: Path, name: str) -> None:
     for i, row in enumerate(DEFINITIONS[name].rows[:9] if name in DEFINITIONS else ()):
         put(tmp_path, row.run, 0, 0.92 + i / 1000)
     rows = DEFINITIONS["fig-selection"].rows
-    put_times(tmp_path, "cpu", openvino=[(row.run.label, 5.0 - i) for i, row in enumerate(rows)])
+    put_times(tmp_path, "cpu", openvino=[(row.run.label, 9.0 - i) for i, row in enumerate(rows)])
     done = call(name, "--plan", "--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--output", str(tmp_path))
     assert done.exit_code == 0, done.stderr
     picture = Image.open(tmp_path / f"{name}.png").convert("L")

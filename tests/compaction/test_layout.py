@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,24 @@ def test_zeros_cost_multiplications_and_save_gathers(name: str) -> None:
 
 
 @pytest.mark.parametrize("constants", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "torchvision:efficientnet_b0"])
 def test_auto_widths_within_blocks_are_whole_blocks(name: str, constants: bool) -> None:
-    """The widths between the convolutions of a block, which nothing else reads: multiples of 8, or all there are."""
+    """The widths between the convolutions of a block, which nothing else reads but a gate: multiples of 8, where they
+    pass a depthwise layer of 16, or all there are."""
     model, shape = pruned(name, constants=constants)
-    small = asfp.compact(model, torch.zeros(1, *shape, dtype=torch.float64), layout="auto")
-    inner = "conv1" if "resnet" in name else "conv.0.0"
+    example = torch.zeros(1, *shape, dtype=torch.float64)
+    small = asfp.compact(model, example, layout="auto")
+    depthwise = {path for path, m in small.named_modules() if isinstance(m, nn.Conv2d) and m.groups > 1}
+    resnet = "resnet" in name
+    inner = {p for p, _ in small.named_modules() if re.fullmatch(r"layer.*conv1", p)} if resnet else depthwise
     seen = 0
-    for path, module in small.named_modules():
-        if isinstance(module, nn.Conv2d) and path.endswith(inner) and "." in path and module.groups == 1:
-            whole = model.get_submodule(path).out_channels
-            depthwise = "mobilenet" in name  # what it reads follows it, not blocks
-            assert depthwise or module.out_channels % 8 == 0 or module.out_channels == whole, path
-            seen += module.out_channels < int(whole)  # type: ignore[call-overload]
-    assert seen > 0
+    for path in inner:
+        now, whole = (m.get_submodule(path).out_channels for m in (small, model))
+        assert now % (8 if resnet else 16) == 0 or now == whole, path
+        seen += now < whole  # type: ignore[operator]
+    assert seen > 3
+    assert bool(depthwise) != resnet
+    assert_equal(model, small, (2, *shape), (1, 3, shape[1] + 9, shape[2] + 4))
 
 
 @pytest.mark.parametrize("padding", ["after", "both"])
@@ -315,6 +320,15 @@ def test_zeros_leave_a_plain_resnet() -> None:
     small = asfp.compact(model, torch.zeros(1, *shape, dtype=torch.float64), layout="zeros")
     assert set(small.plan.layouts.values()) == {"zeros"}
     assert not any(isinstance(m, (Pick, Widen, Surround)) for m in small.modules())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_keep_widths_that_gpus_like(name: str) -> None:
+    model, shape = pruned(name, constants=True)
+    small = asfp.compact(model, torch.zeros(1, *shape, dtype=torch.float64), layout="zeros")
+    widths = [(layer.out_after, layer.out_before) for layer in small.plan.layers if layer.kind == "Conv2d"]
+    assert all(after % 16 == 0 or after == before for after, before in widths)
+    assert any(after < before for after, before in widths)
 
 
 @pytest.mark.parametrize("constants", [True, False])

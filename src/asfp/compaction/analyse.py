@@ -14,8 +14,8 @@ from asfp.compaction.layout import (
     LAYOUTS,
     Prices,
     Streams,
-    comes_of_filters,
     filter_macs,
+    filters_behind,
     is_run,
     is_stream,
     norm_of,
@@ -127,7 +127,7 @@ class Analysis:
         return self.value_of(node)
 
     def leaves_zeros(self, op: Op, node: fx.Node, needed: Mask) -> bool:
-        """Whether an addition's operand had better keep the zero filters of the channels that it lacks."""
+        """Whether a side of a sum or product had better keep the zero filters of the channels that it lacks."""
         channels = self.channels_of(node)
         missing = needed & ~channels.live
 
@@ -136,7 +136,7 @@ class Analysis:
             macs = prices.saved(kept, kept - int(missing.sum())) * filter_macs(node, op.node, self, missing)
             order = self.streams.ordered(op.node, np.flatnonzero(needed))
             padded = is_run(np.flatnonzero(channels.live[order]))
-            elements = math.prod(shape_of(op.node)[1:]) / channels.size * kept
+            elements = math.prod(shape_of(node)[1:]) / channels.size * kept
             return macs < (prices.pad if padded else prices.gather) * elements + prices.step / self.batch
 
         return bool(missing.any()) and self.facts.recall(op.name, f"zeros{node.name}", pays)
@@ -178,8 +178,9 @@ class Analysis:
         """
 
         def more() -> Mask:
-            fits = -int(wanted.sum()) % self.prices.block and wanted.any() and comes_of_filters(node, self)
-            return self._more(node, wanted, room) if fits else np.zeros_like(wanted)
+            layers = filters_behind(node, self) if wanted.any() else []
+            block = max(self.prices.block, self.prices.depthwise) if len(layers) > 1 else self.prices.block
+            return self._more(node, wanted, room, block) if layers else np.zeros_like(wanted)
 
         extra = self.facts.extra(op.name, f"block{node.name}", more)
         return wanted if extra is None else wanted | extra.reshape(wanted.shape)
@@ -190,24 +191,22 @@ class Analysis:
 
         def more() -> Mask:
             room = ~need & ~self.channels_of(node).live
-            missing = -int(need.sum()) % self.prices.block
-            fits = 0 < missing <= int(room.sum()) and is_stream(node, self)
-            if not fits or filter_macs(node, None, self, room) == math.inf:
+            if not room.any() or not is_stream(node, self) or filter_macs(node, None, self, room) == math.inf:
                 return np.zeros_like(need)
-            return self._more(node, need, room)
+            return self._more(node, need, room, self.prices.block)
 
         extra = self.facts.extra(op.name, "stream", more)
         if extra is not None:
             self.need[node] = need | extra
 
-    def _more(self, node: fx.Node, wanted: Mask, room: Mask) -> Mask:
+    def _more(self, node: fx.Node, wanted: Mask, room: Mask, block: int) -> Mask:
         """Channels out of `room` up to a whole number of blocks; wanted ones that lie side by side still do."""
         chosen = np.zeros_like(wanted)
         order = self.streams.ordered(node, np.flatnonzero(wanted | room))
         places = np.flatnonzero(wanted[order])
         gaps = np.setdiff1d(np.arange(places[0], places[-1] + 1), places)
         behind, before = np.arange(places[-1] + 1, len(order)), np.arange(places[0] - 1, -1, -1)
-        missing = -int(wanted.sum()) % self.prices.block
+        missing = -int(wanted.sum()) % block
         chosen[order[np.concatenate([gaps, behind, before])[:missing]]] = True
         return chosen
 

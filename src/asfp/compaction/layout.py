@@ -46,6 +46,8 @@ class Prices:
     border: float = 0.0
     step: float = 0.0
     block: int = 1
+    depthwise: int = 1
+    """The same where they pass depthwise layers, which engines have no other kernels for that are fast."""
     carry: bool = True
     """Whether a constant channel may carry others; not where that is too inexact."""
 
@@ -59,11 +61,12 @@ class Prices:
 
 LAYOUTS = {
     "least": Prices(0.0, 0.0),
-    "auto": Prices(gather=260.0, pad=60.0, border=30.0, step=500_000.0, block=8),
-    "zeros": Prices(math.inf, math.inf),
+    "auto": Prices(gather=260.0, pad=60.0, border=30.0, step=500_000.0, block=8, depthwise=16),
+    "zeros": Prices(math.inf, math.inf, block=16),
 }
 """least: fewest multiply-adds, never a zero left in; auto: by rough prices for ONNX Runtime and OpenVINO on a CPU, in
-whose place `tune` measures; zeros: no gather and no padding where zero filters can stay instead, for GPUs."""
+whose place `tune` measures; zeros: no gather and no padding where zero filters can stay instead, and widths in blocks
+of 16, for GPUs: their kernels load 16 bytes at once, and Triton's only where a width is known to be such a multiple."""
 
 ALONG: tuple[type[Rule], ...] = (Identity, Pointwise, PReLU, Normalise, Spatial, Border)
 """Rules that pass each channel on under its own number."""
@@ -293,15 +296,47 @@ def is_stream(node: fx.Node, state: Analysis) -> bool:
     return False
 
 
-def comes_of_filters(node: fx.Node, state: Analysis) -> bool:
-    """Whether a value's channels are the filters of one plain layer, and nothing else reads them on the way."""
-    while len(node.users) == 1 and isinstance(state.rules[node], ALONG) and not isinstance(state.rules[node], Border):
-        rule = state.rules[node]
-        source = rule.tensor(Op(node, None)) if isinstance(rule, Pointwise) else node.args[0]
+def filters_behind(node: fx.Node, state: Analysis) -> list[fx.Node]:
+    """The layers whose filters make a value's channels, a plain one and any depthwise ones in front of it.
+
+    None where something else reads the channels on the way, but for a gate: what it multiplies it may be computed of.
+    """
+    layers: list[fx.Node] = []
+    readers = 1
+    while len(node.users) <= readers:
+        rule, readers = state.rules[node], 1
+        source: Any = node.args[0] if node.args else None
+        if isinstance(rule, Weighted):
+            layers.append(node)
+            if not is_depthwise(node, state):
+                return layers if _use(node, state) < math.inf else []
+        elif isinstance(rule, Arithmetic):
+            source, readers = _gated(node, state), 2
+        elif isinstance(rule, Pointwise):
+            source = rule.tensor(Op(node, None))
+        elif not isinstance(rule, ALONG) or isinstance(rule, Border):
+            return []
         if not isinstance(source, fx.Node):
-            return False
+            return []
         node = source
-    return len(node.users) == 1 and isinstance(state.rules[node], Weighted) and _use(node, state) < math.inf
+    return []
+
+
+def _gated(node: fx.Node, state: Analysis) -> fx.Node | None:
+    """Of a product with one number for each channel, the other side, as squeeze and excitation has it."""
+    rule = state.rules[node]
+    if not isinstance(rule, Arithmetic) or rule.kind != "mul":
+        return None
+    sides = [x.node for x in rule.operands(Op(node, None), state)[0] if x.kind == "channels"]
+    whole = [side for side in sides if shape_of(side) == shape_of(node)]
+    return whole[0] if len(sides) == 2 and len(whole) == 1 else None
+
+
+def is_depthwise(node: fx.Node, state: Analysis) -> bool:
+    """Whether a layer has one filter for each channel that it reads."""
+    module: Any = state.traced.get_submodule(str(node.target))
+    groups = int(getattr(module, "groups", 1))
+    return 1 < groups == getattr(module, "in_channels", 0) == getattr(module, "out_channels", 0)
 
 
 def reading_macs(user: fx.Node, state: Analysis) -> float:

@@ -21,13 +21,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def candidates() -> dict[str, Prices]:
-    """The named layouts, some between them, one in blocks of 16 channels, which CPUs that compute 16 numbers at once
-    like, and one that leaves zero filters in wherever that saves an operation.
+    """The named layouts, some between them, some in wider blocks of channels, 16 for CPUs that compute as many numbers
+    at once and 32 and 64 for GPUs, and one that leaves zero filters in wherever that saves an operation.
 
     >>> list(candidates())
-    ['least', 'auto', 'zeros', 'auto in 16s', 'auto x 0.3', 'auto x 3', 'plain']
+    ['least', 'auto', 'zeros', 'auto in 16s', 'zeros in 32s', 'zeros in 64s', 'auto x 0.3', 'auto x 3', 'plain']
     """
-    wider = {"auto in 16s": replace(LAYOUTS["auto"], block=16)}
+    wider = {
+        f"{name} in {n}s": replace(LAYOUTS[name], block=n) for name, n in (("auto", 16), ("zeros", 32), ("zeros", 64))
+    }
     scaled = {f"auto x {s:g}": LAYOUTS["auto"].scaled(s) for s in SCALES}
     return LAYOUTS | wider | scaled | {"plain": Prices(math.inf, math.inf, math.inf)}
 

@@ -103,9 +103,11 @@ class Arithmetic(Rule):
             if x.kind == "channels":
                 # where the other side alone would be too small, this one must come, constants and all
                 mine = need & x.live if self.covers(op, other, axis) else need
-                if self.kind == "add" and other.kind == "channels":
-                    zeros = state.leaves_zeros(op, x.node, need)
-                    mine = need if zeros else state.in_blocks(op, x.node, mine, need & ~x.live)
+                if self.kind in ("add", "mul") and other.kind == "channels" and (mine != need).any():
+                    if state.leaves_zeros(op, x.node, need):
+                        mine = need
+                    elif self.kind == "add":
+                        mine = state.in_blocks(op, x.node, mine, need & ~x.live)
                 if mine.any():
                     state.want(x.node, mine)
                     brought |= self.covers(op, x, axis)
