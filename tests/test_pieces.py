@@ -267,10 +267,16 @@ def test_a_border_correction_that_two_calls_share() -> None:
     assert difference(net, convolve_borders(fold_batch_norms(net, x)), x) < 1e-12
 
 
-def test_in_place_networks_are_left_alone() -> None:
+def seen_later(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    y = x + pad(b)
+    return net.last(net.relu(y)) + net.last(y)
+
+
+@pytest.mark.parametrize(("way", "pads"), [(residual, 0), (seen_later, 1)])
+def test_networks_that_write_in_place_are_cut_where_nobody_sees_it(way: Callable[..., Any], pads: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    assert count(in_pieces(Net(residual, inplace=True), x), F.pad) == 2
+    assert count(in_pieces(Net(way, inplace=True), x), F.pad) == pads
 
 
 def test_only_what_compaction_padded_is_cut(tmp_path: Path) -> None:

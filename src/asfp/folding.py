@@ -22,8 +22,8 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POINTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Sigmoid, nn.Identity, nn.Dropout)
 
 _ALIKE = (
-    *(operator.add, torch.add, torch.index_select, torch.relu, F.relu, F.relu6, F.silu, F.gelu, torch.sigmoid),
-    *("index_select", "relu", "relu_", "sigmoid", "add"),
+    *(operator.add, operator.iadd, torch.add, torch.index_select, torch.relu, F.relu, F.relu6, F.silu, F.gelu),
+    *(torch.sigmoid, "index_select", "relu", "relu_", "sigmoid", "add"),
 )
 """Functions and methods that leave height and width as they are."""
 

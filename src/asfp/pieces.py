@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.utils import skip_init
 
+from asfp.compaction.effects import may_overwrite, without_effects
 from asfp.compaction.layers import BorderBias
 from asfp.padding import Branch, Span, branch_of, width_of
 from asfp.trace import has_effect, writes_in_place
@@ -37,9 +38,9 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
 
     The result is the same up to the order of additions. A stream is left whole where its branches are not all added to
     the same channels, as nested selection adds them: every other piece is a convolution more for all that reads it. So
-    it is where something makes it that is not known to treat each channel by itself. A network that writes in place,
-    which compact ones do not, is left alone. With `pointwise` only streams that 1x1 convolutions read are cut, as those
-    of bottlenecks: a piece of them costs what reads it the least.
+    it is where something makes it that is not known to treat each channel by itself. A network that writes in place is
+    left alone, unless nothing else holds what is overwritten, as in compact ones. With `pointwise` only streams that
+    1x1 convolutions read are cut, as those of bottlenecks: a piece of them costs what reads it the least.
 
     >>> import asfp
     >>> from asfp.folding import fold_batch_norms
@@ -51,8 +52,12 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
     >>> pads(small), pads(keep_in_pieces(small))
     (6, 0)
     """
-    if not isinstance(model, fx.GraphModule) or any(map(writes_in_place, model.graph.nodes)):
+    if not isinstance(model, fx.GraphModule):
         return model
+    writing = [node for node in model.graph.nodes if writes_in_place(node)]
+    if not all(may_overwrite(model, node) for node in writing):
+        return model
+    without_effects(model)
     seen: set[fx.Node] = set()
     while (stream := _next_stream(model, seen, pointwise)) is not None:
         _Rewrite(model, stream).run()

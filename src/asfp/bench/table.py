@@ -21,7 +21,7 @@ def as_table(done: Bench) -> str:
     ['model', 'median', 'quartiles']
     """
     text = io.StringIO()
-    console = Console(file=text, width=150, color_system=None, highlight=False)
+    console = Console(file=text, width=1000, color_system=None, highlight=False)
     for setting, group in groupby(done.rows, key=lambda row: row.setting):
         rows = list(group)
         parts = [setting.engine, setting.device, f"batch {setting.batch}", setting.precision]

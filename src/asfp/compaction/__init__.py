@@ -6,6 +6,7 @@ its rule in one table; an operation without a rule costs compression, never corr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from asfp.compaction.analyse import Analysis
 from asfp.compaction.channels import Facts
+from asfp.compaction.effects import with_effects
 from asfp.compaction.graph import program
 from asfp.compaction.layout import LAYOUTS, Prices, prices_of
 from asfp.compaction.plan import DTYPES, Plan, make_plan, signature, unpack
@@ -35,6 +37,10 @@ TUNE_REPEATS = 15
 class CompactModule(fx.GraphModule):
     """The smaller network: a graph of ordinary modules, and the plan it was made by."""
 
+    def __init__(self, root: Any, graph: fx.Graph, class_name: str = "CompactModule") -> None:
+        graph.on_generate_code(lambda _: _by_dictionary)
+        super().__init__(root, graph, class_name)
+
     @property
     def plan(self) -> Plan:
         return cast(Plan, self.meta["plan"])
@@ -45,6 +51,25 @@ class CompactModule(fx.GraphModule):
     def __reduce__(self) -> Any:
         build, arguments = super().__reduce__()
         return _unpickled, (build, arguments, self.meta)
+
+
+_LAYER = re.compile(r"(?:getattr\()*\bself(?:\.\w+|, \"[^\"]+\"\))+(?=\()")
+
+
+def _by_dictionary(code: list[str]) -> list[str]:
+    """`self.features.conv(x)` as `self._modules["features"]._modules["conv"](x)`: the same without Module.__getattr__.
+
+    Its calls are a few percent of a small network's time.
+
+    >>> _by_dictionary(['y = getattr(self.features, "0").conv(x)', "b = self.bias"])
+    ['y = self._modules["features"]._modules["0"]._modules["conv"](x)', 'b = self.bias']
+    """
+
+    def found(match: re.Match[str]) -> str:
+        names = re.findall(r'\.(\w+)|"([^"]+)"', match[0])
+        return "self" + "".join(f'._modules["{plain or quoted}"]' for plain, quoted in names)
+
+    return [_LAYER.sub(found, line) for line in code]
 
 
 def _again(module: fx.GraphModule, meta: dict[str, Any]) -> CompactModule:
@@ -179,6 +204,7 @@ def _build(
     result = CompactModule(attributes, graph, class_name=f"Compact{type(traced).__name__}")
     result.graph.eliminate_dead_code()
     result.delete_all_unused_submodules()
+    with_effects(result)
     result.recompile()
     return result, state, out
 

@@ -1,7 +1,11 @@
-"""In-place operations, rewritten: each gives a new value, and whoever reads the old one later reads that."""
+"""In-place operations, rewritten: each gives a new value, and whoever reads the old one later reads that.
+
+In the end, where nothing else holds what they overwrote, they may write in place again.
+"""
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -9,8 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from asfp.compaction.layers import BorderBias, Pick, Surround, Widen
 from asfp.errors import TraceError
 from asfp.trace import AUGMENTED, writes_in_place
+
+IN_PLACE = "in_place"
+"""The key under which a node's meta says that it wrote in place, and by which target."""
+
+_AGAIN = {plain: target for target, plain in AUGMENTED.items()}
+
+_FRESH_LAYERS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BorderBias, Pick, Surround, Widen),
+)
+_FRESH_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.cat)
+"""What gives a tensor that shares no memory with any other, and needs it no more, for its gradient neither."""
 
 
 def on_copy(x: Tensor, method: str, *args: Any, **kwargs: Any) -> Tensor:
@@ -23,15 +40,17 @@ def on_copy(x: Tensor, method: str, *args: Any, **kwargs: Any) -> Tensor:
 def without_effects(traced: fx.GraphModule) -> None:
     """Rewrite in-place operations: they give a new value, and whoever reads the old one later reads that."""
     order = {node: i for i, node in enumerate(traced.graph.nodes)}
-    for node in list(traced.graph.nodes):
+    writing = [node for node in traced.graph.nodes if writes_in_place(node)]  # a layer may do so at several places
+    for node in writing:
         written = node.args[0] if node.args else node.kwargs.get("input")
-        if not writes_in_place(node) or not isinstance(written, fx.Node):
+        if not isinstance(written, fx.Node):
             continue
         stored = _written_through(traced.graph, node, written, order)
         for alias in _aliases(written, order, order[node], stored):
             for user in list(alias.users):
                 if order[user] > order[node]:
                     user.replace_input_with(alias, node)
+        node.meta[IN_PLACE] = node.target
         if node.op == "call_module":
             traced.get_submodule(node.target).inplace = False  # type: ignore[assignment]
         elif node.target in AUGMENTED:
@@ -110,3 +129,38 @@ def _function_out_of_place(node: fx.Node) -> None:
         return
     node.kwargs = {**node.kwargs, "inplace": False}
     node.args = tuple(a for a in node.args if a is not True)
+
+
+def with_effects(model: fx.GraphModule) -> None:
+    """Let what wrote in place in the original do so again: it takes no memory of its own then, which is time, too.
+
+    Where what it overwrites comes fresh from a layer that is done with it, and nothing else reads it. A layer that is
+    called several times does so at all of these places, or at none.
+    """
+    calls: dict[str, list[bool]] = {}
+    for node in model.graph.nodes:
+        again = node.meta.pop(IN_PLACE, None)
+        fits = again is not None and may_overwrite(model, node)
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(fits)
+        elif fits and node.target in _AGAIN:
+            node.target = _AGAIN[node.target]
+        elif fits and again != node.target and type(again) is type(node.target):
+            node.target = again
+        elif fits and "inplace" in node.kwargs:
+            node.kwargs = {**node.kwargs, "inplace": True}
+    for target, fitting in calls.items():
+        if all(fitting):
+            layer: Any = copy.copy(model.get_submodule(target))  # which other compact models may share
+            layer.inplace = True
+            model.set_submodule(target, layer)
+
+
+def may_overwrite(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node can write into its first argument unseen: it is fresh, and read by nothing else."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or list(source.users) != [node]:
+        return False
+    if source.op == "call_module":
+        return type(model.get_submodule(str(source.target))) in _FRESH_LAYERS
+    return source.op == "call_function" and source.target in _FRESH_FUNCTIONS

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from asfp.compaction.analyse import Analysis
 from asfp.compaction.channels import Channels, Labels
+from asfp.compaction.effects import IN_PLACE
 from asfp.compaction.layers import Pick, Widen
 from asfp.compaction.rules.base import Op, shape_of, take
 
@@ -157,7 +158,10 @@ class Rewriter:
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs), lambda n: instead[n] if n in instead else self.arguments(n)
         )
-        return self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        new = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        if IN_PLACE in node.meta:
+            new.meta[IN_PLACE] = node.meta[IN_PLACE]
+        return new
 
     def call(self, node: fx.Node, target: str, *args: Any) -> fx.Node:
         return self.graph.create_node("call_module", target, args, {}, node.name)

@@ -269,5 +269,6 @@ class _Recorder(fx.Interpreter):
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        self.values[n.name] = value = super().run_node(n)
+        value = super().run_node(n)
+        self.values[n.name] = value.clone() if isinstance(value, Tensor) else value  # it may be overwritten
         return value

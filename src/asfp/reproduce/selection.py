@@ -66,7 +66,7 @@ FIG_SELECTION = Definition(
         Row(("ResNet-56", "dense", "-", "0 %", "0 %"), dense("resnet56"), priority=1, seeds=3),
         *(Row(choice.cells, choice.run, dense=dense("resnet56"), priority=3, seeds=3) for choice in CHOICES),
     ),
-    ("Time: the compact model of one seed, on the fastest engine of each device (`python benchmarks/latency.py`).",),
+    ("Time: the unpruned weights pruned in one step, on the fastest engine of each device (`benchmarks/latency.py`).",),
     view="latency",
     picture="latency",
 )

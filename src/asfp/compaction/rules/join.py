@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from asfp.compaction.channels import Channels, Labels, Mask, Unsupported, Values
+from asfp.compaction.effects import IN_PLACE
 from asfp.compaction.layers import Constant, Surround
 from asfp.compaction.rules.base import Op, Rule, axis_of, column, is_tensor, shape_of
 from asfp.compaction.rules.perchannel import Pointwise
@@ -138,6 +139,7 @@ class Arithmetic(Rule):
             padded = self.padded(op, a, b, keep, axis, out)
             if padded is not None:
                 out.note_layout(op, "pad")
+                self.written(op, padded, a, out)
                 out.define(op.node, padded, keep)
                 return
         carrier = self.carrier(op, a, b, keep, axis, out)
@@ -152,7 +154,16 @@ class Arithmetic(Rule):
             gathered = any(out.has(x.node) and n is not out.physical(x.node).node for x, n in ((a, left), (b, right)))
             zeros = any(not x.live[keep].all() and out.has(x.node) for x in (a, b))
             out.note_layout(op, "gather" if gathered else "zeros" if zeros else "plain")
-        out.define(op.node, out.function(self.function, (left, right)), keep)
+        result = out.function(self.function, (left, right))
+        self.written(op, result, a, out)
+        out.define(op.node, result, keep)
+
+    @staticmethod
+    def written(op: Op, result: fx.Node, a: Operand, out: Rewriter) -> None:
+        """Remember that the original wrote the result into its first operand, where that comes first here as well."""
+        own = out.physical(a.node).node if a.kind == "channels" and out.has(a.node) else None
+        if IN_PLACE in op.node.meta and own is not None and result.args[0] is own:
+            result.meta[IN_PLACE] = op.node.meta[IN_PLACE]
 
     def layout(self, op: Op, a: Operand, b: Operand, axis: int, out: Rewriter) -> Labels:
         """The channels of the result, in order: an operand's own where it has all that is needed (no gather there)."""
