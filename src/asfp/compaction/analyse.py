@@ -133,9 +133,11 @@ class Analysis:
 
         def pays() -> bool:
             prices, kept = self.prices, int(needed.sum())
+            if missing.sum() == kept:  # nothing of it would be there, and that is better still
+                return False
             macs = prices.saved(kept, kept - int(missing.sum())) * filter_macs(node, op.node, self, missing)
             order = self.streams.ordered(op.node, np.flatnonzero(needed))
-            padded = is_run(np.flatnonzero(channels.live[order]))
+            padded = getattr(self.rules[op.node], "kind", "") == "add" and is_run(np.flatnonzero(channels.live[order]))
             elements = math.prod(shape_of(node)[1:]) / channels.size * kept
             return macs < (prices.pad if padded else prices.gather) * elements + prices.step / self.batch
 
@@ -191,7 +193,8 @@ class Analysis:
 
         def more() -> Mask:
             room = ~need & ~self.channels_of(node).live
-            if not room.any() or not is_stream(node, self) or filter_macs(node, None, self, room) == math.inf:
+            gains = int(need.sum()) % self.prices.block and room.any() and is_stream(node, self)
+            if not gains or self.streams.is_read_in_groups(node) or filter_macs(node, None, self, room) == math.inf:
                 return np.zeros_like(need)
             return self._more(node, need, room, self.prices.block)
 
@@ -200,13 +203,18 @@ class Analysis:
             self.need[node] = need | extra
 
     def _more(self, node: fx.Node, wanted: Mask, room: Mask, block: int) -> Mask:
-        """Channels out of `room` up to a whole number of blocks; wanted ones that lie side by side still do."""
+        """Channels out of `room` up to a whole number of blocks; wanted ones that lie side by side still do.
+
+        Where there is too little room for that, all of them if that gives the original width back, or none.
+        """
         chosen = np.zeros_like(wanted)
+        missing = -int(wanted.sum()) % block
+        if missing > room.sum() and not (wanted | room).all():
+            return chosen
         order = self.streams.ordered(node, np.flatnonzero(wanted | room))
         places = np.flatnonzero(wanted[order])
         gaps = np.setdiff1d(np.arange(places[0], places[-1] + 1), places)
         behind, before = np.arange(places[-1] + 1, len(order)), np.arange(places[0] - 1, -1, -1)
-        missing = -int(wanted.sum()) % block
         chosen[order[np.concatenate([gaps, behind, before])[:missing]]] = True
         return chosen
 

@@ -133,6 +133,7 @@ class Streams:
         self.parent: dict[fx.Node, fx.Node] = {}
         self.ranks: dict[fx.Node, Labels] = {}
         self.ops = {op.node: op for op in state.ops}
+        self._grouped: set[fx.Node] | None = None
         if not state.facts.recall("streams", "reorder", lambda: True):  # an older plan's natural order
             return
         for op in state.ops:
@@ -148,6 +149,13 @@ class Streams:
         """The channels in the order of the stream that the node belongs to."""
         rank = self.ranks.get(self._root(node))
         return labels if rank is None else labels[np.argsort(rank[labels], kind="stable")]
+
+    def is_read_in_groups(self, node: fx.Node) -> bool:
+        """Whether a depthwise or grouped layer reads the stream, which would need its channels picked out of more."""
+        if self._grouped is None:
+            readers = [op for op in self.state.ops if isinstance(self.state.rules[op.node], Weighted)]
+            self._grouped = {self._root(op.source) for op in readers if not self._plain(op.node)}
+        return self._root(node) in self._grouped
 
     def _root(self, node: fx.Node) -> fx.Node:
         path = []
@@ -244,7 +252,8 @@ def filter_macs(node: fx.Node, reader: fx.Node | None, state: Analysis, missing:
         if isinstance(rule, Arithmetic) and rule.kind == "add" and macs < math.inf:
             sides = rule.operands(Op(node, None), state)[0]
             whole = all(x.kind == "channels" for x in sides)
-            return macs + sum(filter_macs(x.node, node, state, missing) for x in sides) if whole else math.inf
+            nodes = dict.fromkeys(x.node for x in sides)  # x + x is one filter more, not two
+            return macs + sum(filter_macs(x, node, state, missing) for x in nodes) if whole else math.inf
         if isinstance(rule, Pad):
             before, after, spatial = rule.spans(state.op_of(node), state)
             inner = missing[before : missing.size - after]
@@ -299,19 +308,22 @@ def is_stream(node: fx.Node, state: Analysis) -> bool:
 def filters_behind(node: fx.Node, state: Analysis) -> list[fx.Node]:
     """The layers whose filters make a value's channels, a plain one and any depthwise ones in front of it.
 
-    None where something else reads the channels on the way, but for a gate: what it multiplies it may be computed of.
+    None where something else reads the channels on the way, but for a gate, which may be computed of what it
+    multiplies, as long as that is by no layer without a squeeze in between.
     """
     layers: list[fx.Node] = []
-    readers = 1
-    while len(node.users) <= readers:
-        rule, readers = state.rules[node], 1
+    gate: fx.Node | None = None
+    while not _read_beside(node, gate, state):
+        rule, gate = state.rules[node], None
         source: Any = node.args[0] if node.args else None
         if isinstance(rule, Weighted):
             layers.append(node)
             if not is_depthwise(node, state):
                 return layers if _use(node, state) < math.inf else []
         elif isinstance(rule, Arithmetic):
-            source, readers = _gated(node, state), 2
+            source, gate = _gated(node, state), node
+        elif isinstance(rule, THROUGH):
+            source = source if _is_same_width(node, source, state) else None
         elif isinstance(rule, Pointwise):
             source = rule.tensor(Op(node, None))
         elif not isinstance(rule, ALONG) or isinstance(rule, Border):
@@ -320,6 +332,20 @@ def filters_behind(node: fx.Node, state: Analysis) -> list[fx.Node]:
             return []
         node = source
     return []
+
+
+def _read_beside(node: fx.Node, gate: fx.Node | None, state: Analysis) -> bool:
+    """Whether the channels have readers beside the one asked for, and the squeeze of what that multiplies them by."""
+    readers = [user for user in node.users if not isinstance(state.rules[user], (Size, Opaque))]
+    squeezes = [user for user in readers if user is not gate and not isinstance(state.rules[user], Weighted)]
+    return len(readers) > 1 and (gate is None or len(readers) > 2 or len(squeezes) != 1)
+
+
+def _is_same_width(node: fx.Node, source: Any, state: Analysis) -> bool:
+    """Whether a value has the channels of another, one for one, as pooling and flattening in front of a classifier."""
+    known = [state.channels.get(x) if isinstance(x, fx.Node) else None for x in (node, source)]
+    widths = [x.live.shape for x in known if isinstance(x, Channels) and x.live.ndim == 1]
+    return len(widths) == 2 and widths[0] == widths[1]
 
 
 def _gated(node: fx.Node, state: Analysis) -> fx.Node | None:
