@@ -18,6 +18,7 @@ import asfp
 from asfp import pieces
 from asfp.compaction.layers import BorderBias
 from asfp.folding import convolve_borders, fold_batch_norms
+from asfp.padding import pad_with_zeros
 from asfp.pieces import keep_in_pieces
 
 WIDTH, OWN = 64, 40
@@ -401,3 +402,8 @@ def test_random_streams(width: int, kinds: list[str], kept: list[int], inplace: 
         pieces.NARROWEST = before
     if "gated" not in kinds and len({min(k, width) for k in kept[: len(kinds)]}) == 1:
         assert padded(model) == 0
+    for always in (False, True):
+        zeros = pad_with_zeros(fold_batch_norms(small, x), always=always)
+        assert not always or count(zeros, torch.cat) == 0
+        for case in (x, torch.randn(3, 3, 12, 16, dtype=torch.float64)):
+            assert difference(net, zeros, case) < 1e-12

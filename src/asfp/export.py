@@ -18,6 +18,7 @@ from asfp.compaction.verify import distance
 from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
 from asfp.folding import convolve_borders, fold_batch_norms
+from asfp.padding import pad_with_zeros
 from asfp.pieces import keep_in_pieces
 from asfp.trace import Example, as_arguments, copy_of
 
@@ -143,6 +144,7 @@ def _export(
         deployed = convolve_borders(deployed)
     if isinstance(model, CompactModule) and load is not run_pt2:  # OpenVINO pads faster than ONNX Runtime
         deployed = keep_in_pieces(deployed, pointwise=load is run_openvino)
+        deployed = pad_with_zeros(deployed, always=load is run_openvino)  # ONNX Runtime adds in a pass of its own
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name
         with quietly():

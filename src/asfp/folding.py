@@ -21,10 +21,8 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POINTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Sigmoid, nn.Identity, nn.Dropout)
 
-_ALIKE = (
-    *(operator.add, operator.iadd, torch.add, torch.index_select, torch.relu, F.relu, F.relu6, F.silu, F.gelu),
-    *(torch.sigmoid, "index_select", "relu", "relu_", "sigmoid", "add"),
-)
+_ACTIVATIONS = (torch.relu, F.relu, F.relu6, F.silu, F.gelu, torch.sigmoid, "relu", "relu_", "sigmoid")
+_ALIKE = (operator.add, operator.iadd, torch.add, torch.index_select, *_ACTIVATIONS, "index_select", "add")
 """Functions and methods that leave height and width as they are."""
 
 
@@ -114,7 +112,7 @@ def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: di
     assert isinstance(source, fx.Node)
     dims = len(border.stride)
     like = border.integral
-    root = _of_the_same_size(model, source, dims)
+    root = _past_activations(model, _of_the_same_size(model, source, dims))
     with torch.no_grad():
         if root not in ones:
             flat = _CONVOLUTIONS[dims - 1](root.meta["val"].shape[-dims - 1], 1, 1).to(like).eval()
@@ -126,7 +124,9 @@ def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: di
             model.add_submodule(name, flat)
             with model.graph.inserting_after(root):
                 ones[root] = model.graph.call_module(name, (root,))
-            ones[root].meta = {"val": root.meta["val"].narrow(-dims - 1, 0, 1)}
+            shape = list(root.meta["val"].shape)
+            shape[-dims - 1] = 1
+            ones[root].meta = {"val": torch.empty(shape, dtype=like.dtype, device="meta")}
         kernel = like
         for axis in range(1, dims + 1):
             kernel = kernel.diff(dim=axis)
@@ -170,6 +170,19 @@ def _of_the_same_size(model: fx.GraphModule, node: fx.Node, dims: int) -> fx.Nod
         if len(sizes) < 2 or sizes[0] != sizes[1] or min(sizes[0]) < 2:
             return node
         node = before
+
+
+def _past_activations(model: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """What activations make of a value that nothing else reads: an engine computes these within the layer in front of
+    them only where no map of ones is made of what comes in between; and they may write in place.
+    """
+    while len(node.users) == 1:
+        (user,) = node.users
+        module = model.get_submodule(str(user.target)) if user.op == "call_module" else None
+        if not isinstance(module, _POINTWISE) and user.target not in _ACTIVATIONS:
+            break
+        node = user
+    return node
 
 
 def _keeps_size(conv: Any) -> bool:

@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.utils import skip_init
 
-from asfp.compaction.effects import may_overwrite, without_effects
+from asfp.compaction.effects import free_of_effects
 from asfp.compaction.layers import BorderBias
-from asfp.padding import Branch, Span, branch_of, width_of
-from asfp.trace import has_effect, writes_in_place
+from asfp.padding import ADDITIONS, Branch, Span, alike, branch_of, module_of, sides_of, width_of
+from asfp.trace import has_effect
 
-ADDITIONS = (operator.add, torch.add)
 RELUS = (torch.relu, F.relu, "relu")
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 NARROWEST = 16
@@ -52,12 +51,8 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
     >>> pads(small), pads(keep_in_pieces(small))
     (6, 0)
     """
-    if not isinstance(model, fx.GraphModule):
+    if not isinstance(model, fx.GraphModule) or not free_of_effects(model):
         return model
-    writing = [node for node in model.graph.nodes if writes_in_place(node)]
-    if not all(may_overwrite(model, node) for node in writing):
-        return model
-    without_effects(model)
     seen: set[fx.Node] = set()
     while (stream := _next_stream(model, seen, pointwise)) is not None:
         _Rewrite(model, stream).run()
@@ -136,7 +131,7 @@ class _Rewrite:
 
     def _cut(self, node: fx.Node) -> list[fx.Node]:
         """A member as its pieces, made right behind it."""
-        module = _module(self.model, node)
+        module = module_of(self.model, node)
         with self.graph.inserting_before(node.next):
             if isinstance(module, nn.Conv2d):
                 made = [self._convolve(node, module, span) for span in self.spans]
@@ -197,7 +192,7 @@ class _Rewrite:
 
     def _read(self, user: fx.Node, node: fx.Node) -> None:
         """What reads the whole stream: a convolution as the sum of one a piece, anything else their concatenation."""
-        module = _module(self.model, user)
+        module = module_of(self.model, user)
         with self.graph.inserting_before(user):
             if type(module) is nn.Conv2d and module.groups == 1 and user.args == (node,) and not user.kwargs:
                 user.replace_all_uses_with(self._convolve(user, module, (0, module.out_channels)))
@@ -223,21 +218,19 @@ def _passed_on(model: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     """The values of a node whose channels it passes on under their own numbers, one by one."""
     if width_of(node) is None:
         return []
-    if node.target in ADDITIONS and len(node.args) == 2 and not node.kwargs:
-        sides = [side for side in node.args if isinstance(side, fx.Node)]
-        same = len(sides) == 2 and sides[0] is not sides[1] and all(_alike(side, node) for side in sides)
-        return sides if same else []
+    if node.target in ADDITIONS and (sides := sides_of(node)):
+        return sides if all(alike(side, node) for side in sides) else []
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or width_of(source) != width_of(node):
         return []
-    module = _module(model, node)
+    module = module_of(model, node)
     pools = isinstance(module, POOLS) and not getattr(module, "return_indices", False)
     return [source] if _is_relu(model, node) or pools or isinstance(module, BorderBias) else []
 
 
 def _read_by_pointwise(model: fx.GraphModule, members: list[fx.Node]) -> bool:
     """Whether of the convolutions that read a stream all have kernels of 1x1."""
-    readers = (_module(model, user) for node in members for user in node.users)
+    readers = (module_of(model, user) for node in members for user in node.users)
     kernels = {conv.kernel_size for conv in readers if isinstance(conv, nn.Conv2d)}
     return kernels == {(1, 1)}
 
@@ -253,7 +246,7 @@ def _of_inputs(node: fx.Node) -> bool:
 
 def _can_be_cut(model: fx.GraphModule, node: fx.Node, calls: Counter[str]) -> bool:
     """Whether a value can be made in pieces."""
-    module = _module(model, node)
+    module = module_of(model, node)
     if type(module) is nn.Conv2d:
         return module.groups == 1 and calls[str(node.target)] == 1 and not node.kwargs and _of_inputs(node)
     return any(branch_of(source) is None for source in _passed_on(model, node))
@@ -261,7 +254,7 @@ def _can_be_cut(model: fx.GraphModule, node: fx.Node, calls: Counter[str]) -> bo
 
 def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return type(_module(model, node)) is nn.ReLU
+        return type(module_of(model, node)) is nn.ReLU
     return node.op in ("call_function", "call_method") and node.target in RELUS
 
 
@@ -274,22 +267,6 @@ def _conv(like: nn.Conv2d, weight: torch.Tensor, bias: torch.Tensor | None) -> n
         if bias is not None and conv.bias is not None:
             conv.bias.copy_(bias)
     return conv.eval()
-
-
-def _module(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """The module that is called, unless it has hooks, which do more than it says."""
-    if node.op != "call_module":
-        return None
-    module = model.get_submodule(str(node.target))
-    return None if module._forward_hooks or module._forward_pre_hooks else module
-
-
-def _alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two images have one shape and type, so that neither is stretched when they are added, at any size."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return False
-    return (first.shape, first.dtype) == (second.shape, second.dtype) and 1 not in first.shape[2:]
 
 
 def _meta(node: fx.Node, width: int) -> dict[str, Any]:

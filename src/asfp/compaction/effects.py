@@ -131,6 +131,14 @@ def _function_out_of_place(node: fx.Node) -> None:
     node.args = tuple(a for a in node.args if a is not True)
 
 
+def free_of_effects(model: fx.GraphModule) -> bool:
+    """The same where all of them overwrite what nothing else holds, as in compact models; elsewhere nothing is done."""
+    free = all(may_overwrite(model, node) for node in model.graph.nodes if writes_in_place(node))
+    if free:
+        without_effects(model)
+    return free
+
+
 def with_effects(model: fx.GraphModule) -> None:
     """Let what wrote in place in the original do so again: it takes no memory of its own then, which is time, too.
 
