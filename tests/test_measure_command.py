@@ -117,6 +117,11 @@ def test_a_target_finds_the_rate() -> None:
         (["resnet8", "--target-macs", "0.5", "--target-latency", "0.5"], "not both"),
         (["resnet8", "--target-macs", "0.5", "--engine", "torch"], "goes with --target-latency"),
         (["resnet8", "--engine", "torch"], "--target-latency"),
+        (["resnet8", "--search"], "these options go with a target"),
+        (["resnet8", "--search", "--rate", "0.4"], "in the place of --rate"),
+        (["resnet8", "--target-macs", "0.5", "--search", "--selection", "joint"], "selection='joint' is unknown"),
+        (["resnet8", "--target-macs", "0.5", "--search", "--align", "0"], "align=0 is not a number"),
+        (["resnet8", "--target-latency", "0.5", "--search", "--engine", "compile"], "latencies are predicted for"),
         (["resnet8", "--target-macs", "0.5", "--rate", "0.3"], "in the place of --rate"),
         (["resnet8@0.3", "--target-macs", "0.5"], "has a rate already"),
         (["resnet8", "--target-latency", "0.5", "--engine", "tensorrt"], "latencies are predicted for"),
@@ -128,3 +133,18 @@ def test_targets_that_make_no_sense(arguments: list[str], message: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize("target", ["--target-macs", "--target-latency"])
+def test_a_search_compares_ways(target: str) -> None:
+    arguments = ("resnet8", target, "0.8", "--engine", "torch", "--search", "--selection", "coupled")
+    shown = call(*arguments, "--align", "16")
+    assert shown.exit_code == 0
+    title, header, line, *_ = shown.output.splitlines()
+    assert title.startswith("resnet8: 80 % of the ")
+    assert ("predicted" in header) == (target == "--target-latency")
+    assert line.split()[:2] == ["coupled", "16"]
+    found = json.loads(call(*arguments, "--json").output)
+    assert found["model"] == "resnet8"
+    assert sorted(way["align"] for way in found["found"]) == [1, 16, 32]
+    assert {way["selection"] for way in found["found"]} == {"coupled"}

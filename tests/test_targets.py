@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import asfp
+import asfp.bench
 from asfp.engines import run_onnx, run_openvino
 from asfp.errors import AsfpError
-from asfp.targets import STEP, rate_for_latency, rate_for_macs
+from asfp.targets import STEP, Way, rate_for_latency, rate_for_macs, ways_to_latency, ways_to_macs
 from asfp.targets.layers import LayerTimes, _onnx, uses_of
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -160,3 +161,81 @@ def test_a_layer_is_timed_once() -> None:
     uses = uses_of(nn.Sequential(layer, nn.ReLU()), torch.zeros(1, 3, 8, 8))
     assert table.total([*uses, *uses]) == 2 * table(uses[0]) > 0
     assert len(table.known) == 1
+
+
+RACE = [Way("independent"), Way("nested", 4), Way("coupled"), Way("coupled", 16)]
+
+
+@pytest.mark.parametrize("kind", ["macs", "latency"])
+def test_ways_are_compared_in_one_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network that is timed is raced against the dense one, each different one once."""
+    raced: list[list[str]] = []
+    real = asfp.bench.bench_models
+
+    def counted(models: dict[str, nn.Module], *args: Any, **kwargs: Any) -> Any:
+        raced.append(list(models))
+        return real(models, *args, **kwargs)
+
+    monkeypatch.setattr("asfp.bench.bench_models", counted)
+    torch.manual_seed(0)
+    model = asfp.create_model("resnet14")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compare = ways_to_macs if kind == "macs" else ways_to_latency
+    found = compare(model, EXAMPLE, 0.7, engine="torch", ways=[*RACE, RACE[0]], repeats=5)
+    assert sorted((t.selection, t.align) for t in found) == sorted((way.selection, way.align) for way in RACE)
+    assert all(names[0] == "dense" and 2 <= len(names) <= 1 + len(RACE) for names in raced)
+    assert 1 <= len(raced) <= (1 if kind == "macs" else 3)
+    assert all(t.interval is not None and t.engine == "torch" and t.kind == kind for t in found)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    if kind == "macs":
+        for t in found:
+            options = {"selection": t.selection, "align": t.align}
+            assert t.met
+            assert t.rate == rate_for_macs(model, EXAMPLE, 0.7, **options).rate
+            assert share_at(model, t.rate, **options) == pytest.approx(t.macs)
+            assert t.time is not None
+        assert [t.time for t in found] == sorted(t.time or 0.0 for t in found)
+        assert f"% of the time on torch ({100 * (found[0].interval or (0, 0))[0]:.1f}" in str(found[0])
+    else:
+        order = [(not t.met, -t.macs if t.met else t.outcome) for t in found]
+        assert order == sorted(order)
+
+
+def test_networks_that_are_alike_are_timed_once() -> None:
+    """A network without residual streams is the same by each selection."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(1), nn.Linear(128, 4))
+    ways = [Way(selection) for selection in ("independent", "nested", "coupled")]
+    found = ways_to_macs(model, torch.zeros(1, 3, 6, 6), 0.6, engine="torch", ways=ways, repeats=5)
+    assert len(found) == 3
+    assert len({t.time for t in found}) == len({t.rate for t in found}) == 1
+
+
+def test_ways_that_a_network_does_not_allow() -> None:
+    torch.manual_seed(0)
+    model, x = asfp.create_model("resnet8"), EXAMPLE
+    with pytest.raises(AsfpError, match="no ways to compare"):
+        ways_to_macs(model, x, 0.5, ways=[])
+    ways = [Way("independent"), Way("coupled", 64)]
+    found = ways_to_macs(model, x, 0.1, engine="torch", ways=ways, repeats=3)  # in blocks of 32 so few cannot be left
+    assert [t.selection for t in found] == ["independent"]
+    with pytest.raises(AsfpError, match="cannot be reached"):
+        ways_to_macs(model, x, 0.1, engine="torch", ways=ways[1:])
+    with pytest.raises(AsfpError, match="selection='couple' is unknown"):
+        ways_to_latency(model, x, 0.5, engine="torch", ways=[Way("couple")])
+
+
+def test_a_search_with_progress() -> None:
+    torch.manual_seed(0)
+    said: list[str] = []
+    ways_to_latency(
+        asfp.create_model("resnet8"),
+        EXAMPLE,
+        0.8,
+        engine="torch",
+        ways=[Way("coupled", 16)],
+        repeats=3,
+        progress=lambda message, share: said.append(message),
+    )
+    assert said[0] == "predicting coupled, align 16"
+    assert said[1].startswith("timing 1 network, round 1 ")

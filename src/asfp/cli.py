@@ -127,6 +127,9 @@ def measure(
         float | None, typer.Option(help="Find the rate that leaves this share of the time.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="For --target-latency: torch, onnxruntime or openvino.")] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="With a target: time selections and alignments, the best first.")
+    ] = False,
     preset: Annotated[str | None, typer.Option(help="Layers of a published model: pfec, for vgg16.")] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of the input: 224 or 224x160.")] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Show each layer.")] = False,
@@ -135,7 +138,7 @@ def measure(
     """Multiply-adds and parameters: dense, pruned by the paper's count, and of the real compact model."""
     from asfp.measurement.command import find_target, measure_source
 
-    if target_macs is not None or target_latency is not None or engine is not None:
+    if target_macs is not None or target_latency is not None or engine is not None or search:
         if rate is not None or preset is not None or layers:
             raise AsfpError("a target stands in the place of --rate, --preset and --layers: leave them out")
         typer.echo(
@@ -144,6 +147,7 @@ def measure(
                 macs=target_macs,
                 latency=target_latency,
                 engine=engine,
+                search=search,
                 selection=selection,
                 streams=streams,
                 align=align,

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from asfp.checks import check_align, check_selection, check_streams
+from asfp.checks import SELECTIONS, check_align, check_selection, check_streams
 from asfp.compaction import CompactModule
 from asfp.errors import AsfpError
 from asfp.measurement import Measurement, measure
 from asfp.measurement.paper import PRESETS
-from asfp.measurement.table import as_table
+from asfp.measurement.table import as_table, ways_table
 from asfp.models import create_model
 from asfp.schedule import check_rate
 from asfp.sources import Source, build, parse_source
+
+ENGINE = "onnxruntime"
+ALIGNS = (1, 16, 32)
+"""What a search tries."""
 
 
 def measure_source(
@@ -69,6 +77,7 @@ def find_target(
     macs: float | None = None,
     latency: float | None = None,
     engine: str | None = None,
+    search: bool = False,
     selection: str | None = None,
     streams: float | None = None,
     align: int | None = None,
@@ -77,10 +86,12 @@ def find_target(
 ) -> str:
     """What `asfp measure` prints for --target-macs and --target-latency: the rate that meets it.
 
+    With `search`, selections and alignments are compared, those that were not given.
+
     >>> print(find_target("resnet8", macs=0.5))
     resnet8: rate ..., independent, layout least: ... % of the MACs (asked 50 %)
     """
-    from asfp.targets import rate_for_latency, rate_for_macs
+    from asfp.targets import Way, rate_for_latency, rate_for_macs, ways_to_latency, ways_to_macs
 
     source = parse_source(text)
     if source.path is not None or source.rate is not None:
@@ -89,17 +100,42 @@ def find_target(
         raise AsfpError("these options go with a target: give --target-macs or --target-latency as well, e.g. 0.5")
     if macs is not None and latency is not None:
         raise AsfpError("give --target-macs or --target-latency, not both")
-    if macs is not None and engine is not None:
-        raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency")
+    if macs is not None and engine is not None and not search:
+        raise AsfpError(f"--engine {engine} is where time is measured: it goes with --target-latency or --search")
     model, example = build(source, size)
+    target = macs if macs is not None else latency
+    assert target is not None
+    if search:
+        selections = SELECTIONS if selection is None else (check_selection(selection),)
+        aligns = ALIGNS if align is None else (check_align(align),)
+        ways = [Way(chosen, n) for chosen in selections for n in aligns]
+        compare = ways_to_latency if macs is None else ways_to_macs
+        with _progress() as progress:
+            targets = compare(
+                model, example, target, engine=engine or ENGINE, ways=ways, streams=streams, progress=progress
+            )
+        return (
+            json.dumps({"model": text, "found": [t.to_dict() for t in targets]})
+            if as_json
+            else ways_table(text, targets)
+        )
     options: dict[str, Any] = {"selection": selection or "independent", "streams": streams}
     options["align"] = 1 if align is None else align
     if macs is not None:
         found = rate_for_macs(model, example, macs, **options)
     else:
-        assert latency is not None
-        found = rate_for_latency(model, example, latency, engine=engine or "onnxruntime", **options)
+        found = rate_for_latency(model, example, target, engine=engine or ENGINE, **options)
     return json.dumps({"model": text, **found.to_dict()}) if as_json else f"{text}: {found}"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A line on the error stream that says what is being done, where that is a terminal."""
+    console = Console(file=sys.stderr)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda message, share: bar.update(task, description=message, completed=share)
 
 
 def _rate(source: Source, rate: float | None, as_given: bool) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from asfp.measurement import Measurement
+    from asfp.targets import Target
 
 
 def as_table(found: Measurement, *, layers: bool = False) -> str:
@@ -22,8 +25,7 @@ def as_table(found: Measurement, *, layers: bool = False) -> str:
       MACs of   convolutions   saved   linear   parameters
       dense               48                0           16
     """
-    text = io.StringIO()
-    console = Console(file=text, width=120, color_system=None, highlight=False)
+    text, console = _paper()
     title = f"{found.model}, input {'x'.join(map(str, found.input_shape))}"
     if found.pruned is not None and found.pruned.rate is not None:
         title += f", {100 * found.pruned.rate:g} % of the filters pruned"
@@ -38,6 +40,44 @@ def as_table(found: Measurement, *, layers: bool = False) -> str:
     console.print(_totals(found))
     if found.latency_ms is not None:
         console.print(f"  {found.latency_ms:.2f} ms a run")
+    return _printed(text)
+
+
+def ways_table(model: str, found: Sequence[Target]) -> str:
+    """What a search found, the best first, one line a way; shares are of the dense network.
+
+    >>> from asfp.targets import Target
+    >>> way = Target("latency", 0.7, 0.4, "coupled", 16, "auto", 0.68, 0.69, 0.6, "torch", (0.68, 0.7))
+    >>> print(ways_table("resnet56", [way]))
+    resnet56: 70 % of the time on torch, the best first
+      selection   align   rate   MACs left   time left   95 % interval   predicted
+      coupled        16    0.4      60.0 %      69.0 %     68.0 - 70.0      68.0 %
+    """
+    text, console = _paper()
+    asked = found[0]
+    what = "MACs (layout least), time" if asked.kind == "macs" else "time"
+    best = "the fastest first" if asked.kind == "macs" else "the best first"
+    console.print(f"{model}: {100 * asked.target:g} % of the {what} on {asked.engine}, {best}")
+    names = ["selection", "align", "rate", "MACs left", "time left", "95 % interval", "predicted"]
+    table = _columns(*names[: 6 + (asked.kind == "latency")])
+    for way in found:
+        low, high = way.interval or (math.nan, math.nan)
+        time = way.outcome if way.time is None else way.time
+        cells = [way.selection, f"{way.align}", f"{way.rate:g}", f"{100 * way.macs:.1f} %", f"{100 * time:.1f} %"]
+        cells += [f"{100 * low:.1f} - {100 * high:.1f}", f"{100 * way.predicted:.1f} %"]
+        table.add_row(*cells[: len(table.columns)])
+    console.print(table)
+    if missed := sum(not way.met for way in found):
+        console.print(f"  {missed} of them miss{'es' * (missed == 1)} the target, the last {missed}")
+    return _printed(text)
+
+
+def _paper() -> tuple[io.StringIO, Console]:
+    text = io.StringIO()
+    return text, Console(file=text, width=120, color_system=None, highlight=False)
+
+
+def _printed(text: io.StringIO) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
