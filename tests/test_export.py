@@ -19,8 +19,8 @@ import asfp
 from asfp.cli import app
 from asfp.compaction import CompactModule
 from asfp.compaction.layers import BorderBias
+from asfp.deployment.folding import convolve_borders, fold_batch_norms
 from asfp.export import Exported, export_source
-from asfp.folding import convolve_borders, fold_batch_norms
 from asfp.sources import build, parse_source
 
 Export = Callable[..., Exported]

@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 
 import asfp
 from asfp.compaction.layers import BorderBias, Surround
-from asfp.folding import fold_batch_norms
-from asfp.padding import pad_with_zeros
+from asfp.deployment.folding import fold_batch_norms
+from asfp.deployment.padding import pad_with_zeros
 
 WIDTH, OWN = 12, 7
 

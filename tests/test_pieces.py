@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import asfp
-from asfp import pieces
 from asfp.compaction.layers import BorderBias
-from asfp.folding import convolve_borders, fold_batch_norms
-from asfp.padding import pad_with_zeros
-from asfp.pieces import keep_in_pieces
+from asfp.deployment import pieces
+from asfp.deployment.folding import convolve_borders, fold_batch_norms
+from asfp.deployment.padding import pad_with_zeros
+from asfp.deployment.pieces import keep_in_pieces
 
 WIDTH, OWN = 64, 40
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from asfp.compaction import CompactModule
 from asfp.compaction.verify import distance
+from asfp.deployment.folding import convolve_borders, fold_batch_norms
+from asfp.deployment.padding import pad_with_zeros
+from asfp.deployment.pieces import keep_in_pieces
+from asfp.deployment.widening import widen_streams
+from asfp.deployment.widths import ONNXRUNTIME, OPENVINO
 from asfp.engines import Runner, needs, quietly, run_onnx, run_openvino, run_pt2, tensors_of
 from asfp.errors import AsfpError, VerificationError, nearest
-from asfp.folding import convolve_borders, fold_batch_norms
-from asfp.padding import pad_with_zeros
-from asfp.pieces import keep_in_pieces
 from asfp.trace import Example, as_arguments, copy_of
 
 TOLERANCE = 1e-4
@@ -124,6 +126,25 @@ def _write_pt2(program: Any, path: Path) -> None:
     torch.export.save(program, path)
 
 
+# -- what suits an engine: compact models compute the same in ways that are faster there
+
+
+def _for_onnxruntime(model: nn.Module, batch: int, fixed: bool) -> nn.Module:
+    model = keep_in_pieces(convolve_borders(widen_streams(model, ONNXRUNTIME, batch=batch)))
+    return pad_with_zeros(model, always=False)  # what is added would be a pass of its own
+
+
+def _for_openvino(model: nn.Module, batch: int, fixed: bool) -> nn.Module:
+    model = widen_streams(keep_in_pieces(model, pointwise=True), OPENVINO, batch=batch)
+    return pad_with_zeros(model if fixed else convolve_borders(model), always=True)
+
+
+LAYOUTS: Mapping[Callable[[Path], Runner], Callable[[nn.Module, int, bool], nn.Module]] = {
+    run_onnx: _for_onnxruntime,
+    run_openvino: _for_openvino,
+}
+
+
 # -- what they share
 
 
@@ -140,11 +161,11 @@ def _export(
     inputs = _inputs(model, example_inputs)
     reference = copy_of(model).eval().cpu()
     deployed = fold_batch_norms(reference, inputs)
-    if not (fixed and load is run_openvino):  # which would rather add a constant map
+    if isinstance(model, CompactModule) and load in LAYOUTS:
+        samples = as_arguments(example_inputs)[0][0].shape[:1]
+        deployed = LAYOUTS[load](deployed, max([1, *samples]), fixed)
+    else:
         deployed = convolve_borders(deployed)
-    if isinstance(model, CompactModule) and load is not run_pt2:  # OpenVINO pads faster than ONNX Runtime
-        deployed = keep_in_pieces(deployed, pointwise=load is run_openvino)
-        deployed = pad_with_zeros(deployed, always=load is run_openvino)  # ONNX Runtime adds in a pass of its own
     with tempfile.TemporaryDirectory(prefix=f".{target.stem}.", dir=target.parent) as folder:
         part = Path(folder) / target.name
         with quietly():
@@ -174,12 +195,12 @@ def _first_that_works(
             run = load(part)
             cases = _cases(reference, inputs, dynamic)
             found = [_compare(reference, run, case) for case in cases]
-        except VerificationError:
-            raise
         except Exception as error:  # exporters and engines have no common error
             problem = error
             continue
         return dynamic, max(d for d, _ in found), max(r for _, r in found), len(found)
+    if isinstance(problem, VerificationError):
+        raise problem
     first = (str(problem).strip() or repr(problem)).splitlines()[0]
     raise AsfpError(
         f"{type(reference).__name__} cannot be exported to {part.suffix}: {type(problem).__name__}: {first}"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from asfp.compaction.layers import BorderBias
-from asfp.folding import fold_batch_norms
+from asfp.deployment.folding import fold_batch_norms
 from asfp.fused_conv import FEW, FusedConv, FusedPool, fits_pool
 from asfp.trace import Example, as_arguments, writes_in_place
 

@@ -57,6 +57,13 @@ class BorderBias(nn.Module):
             bias = bias.index_select(axis, torch.maximum(low, high)) - bias.index_select(axis, low)
         return bias
 
+    def kernel(self) -> Tensor:
+        """What one tap contributes to an output channel: the kernel of a convolution of ones."""
+        kernel = self.integral
+        for axis in range(1, kernel.ndim):
+            kernel = kernel.diff(dim=axis)
+        return kernel
+
     def extra_repr(self) -> str:
         taps = "x".join(str(n - 1) for n in self.integral.shape[1:])
         return f"{self.integral.shape[0]}, kernel={taps}, stride={self.stride}, padding={self.padding}"

@@ -51,6 +51,12 @@ class Prices:
     carry: bool = True
     """Whether a constant channel may carry others; not where that is too inexact."""
 
+    def __post_init__(self) -> None:
+        if not (
+            isinstance(self.block, int) and isinstance(self.depthwise, int) and min(self.block, self.depthwise) >= 1
+        ):
+            raise AsfpError(f"{self} is no layout: block and depthwise are numbers of channels, at least 1")
+
     def saved(self, width: int, kept: int) -> int:
         """The channels that are saved in time: in whole blocks."""
         return (-(-width // self.block) + kept // -self.block) * self.block

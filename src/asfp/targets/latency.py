@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asfp.compaction import CompactModule
+from asfp.errors import AsfpError
 from asfp.targets.layers import LayerTimes, uses_of
 from asfp.targets.target import LAST, Target, as_image, as_network, check_share, cutter, macs_share, rate_of, smallest
 from asfp.targets.ways import WAYS, Progress, Race, Way, allowed, counted
@@ -85,7 +86,9 @@ def ways_to_latency(
     model, example = as_network(model), as_image(example)
     table = LayerTimes(engine, torch.get_num_threads())
     race = Race(model, example, engine, repeats)
-    layers = table.total(uses_of(race.dense, example))
+    layers = table.total(uses_of(cutter(model, example, {}, layout)(0), example))
+    if not layers:
+        raise AsfpError("the network has no convolution or linear layer whose time could be predicted")
 
     def search_for(way: Way) -> _Search:
         progress(f"predicting {way}", 0.0)

@@ -47,7 +47,7 @@ def uses_of(model: nn.Module, example: Tensor) -> list[Use]:
     found: list[Use] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], made: Tensor) -> None:
-        (source,) = (*args, *named.values())
+        source = next(x for x in (*args, *named.values()) if isinstance(x, Tensor))
         found.append(Use(module, tuple(source.shape), tuple(made.shape)))
 
     hooks = [

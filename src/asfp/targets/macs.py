@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from torch import Tensor, nn
 
@@ -47,17 +48,18 @@ def rate_for_macs(
     """
     check_share("target_macs", target)
     cut = cutter(as_network(model), example, {"selection": selection, "streams": streams, "align": align}, layout)
-    rate = smallest(lambda step: macs_share(cut(step)) <= target, rising=layout == "auto")
+    share = cache(lambda step: macs_share(cut(step)))
+    rate = smallest(lambda step: share(step) <= target, rising=layout == "auto")
     if rate is None:
-        least = min(macs_share(cut(step)) for step in (*range(0, LAST, COARSE), LAST))
+        least = min(share(step) for step in (*range(0, LAST, COARSE), LAST))
         raise AsfpError(
             f"target_macs={target:g} cannot be reached: up to a rate of {STEP * LAST:g} at least {least:.3f} of the "
             f"MACs are left; ask for more"
             + (f", or for a higher rate than streams={streams:g}" if streams is not None else "")
             + ("" if selection == "coupled" or streams == 0.0 else ", or try selection='coupled'")
         )
-    share = macs_share(cut(rate))
-    return Target("macs", target, rate_of(rate), selection, align, layout, share, share, share, streams=streams)
+    left = share(rate)
+    return Target("macs", target, rate_of(rate), selection, align, layout, left, left, left, streams=streams)
 
 
 def ways_to_macs(

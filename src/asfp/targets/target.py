@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -91,6 +91,10 @@ def as_image(example: Any) -> Tensor:
         example = example[0]
     if not isinstance(example, Tensor):
         raise AsfpError(f"latencies are predicted for networks with one tensor as input, got {type(example).__name__}")
+    if not example.ndim or not len(example):
+        raise AsfpError(
+            f"the example has no sample in it (shape {tuple(example.shape)}): give torch.zeros(1, 3, 32, 32)"
+        )
     return example
 
 
@@ -101,9 +105,9 @@ def rate_of(step: int) -> float:
 def cutter(
     model: nn.Module, example: Tensor, options: Mapping[str, Any], layout: str
 ) -> Callable[[int], CompactModule]:
-    """The compact network at a multiple of STEP."""
+    """The compact network at a multiple of STEP; only the last one is kept."""
 
-    @cache
+    @lru_cache(maxsize=1)
     def cut(step: int) -> CompactModule:
         twin = copy_of(model).eval()
         if step:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asfp.checks import SELECTIONS
+from asfp.checks import SELECTIONS, check_align, check_selection
 from asfp.compaction import CompactModule
 from asfp.errors import AsfpError
 from asfp.trace import copy_of
@@ -31,6 +31,10 @@ class Way:
     selection: str = "independent"
     align: int = 1
 
+    def __post_init__(self) -> None:
+        check_selection(self.selection)
+        check_align(self.align)
+
     def __str__(self) -> str:
         return self.selection + (f", align {self.align}" if self.align > 1 else "")
 
@@ -46,6 +50,8 @@ def allowed(ways: Sequence[Way], make: Callable[[Way], Found]) -> list[Found]:
     """What is made of each way that the network allows; an error where it allows none."""
     if not ways:
         raise AsfpError("there are no ways to compare: give at least one, e.g. Way('coupled', 16)")
+    if wrong := [way for way in ways if not isinstance(way, Way)]:
+        raise AsfpError(f"{wrong[0]!r} is no way to choose filters: give asfp.targets.Way('coupled', 16) and the like")
     found, refused = [], []
     for way in dict.fromkeys(ways):
         try:

@@ -44,6 +44,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
     modules = dict(traced.named_modules())
     calls = Counter(str(n.target) for n in traced.graph.nodes if n.op == "call_module")
     once = {n: modules[str(n.target)] for n in traced.graph.nodes if n.op == "call_module" and calls[n.target] == 1}
+    once = {n: module for n, module in once.items() if not (module._forward_hooks or module._forward_pre_hooks)}
     with torch.no_grad():
         for node, norm in once.items():
             if type(norm) in _NORMS and norm.running_mean is not None:
@@ -127,9 +128,7 @@ def _convolve(model: fx.GraphModule, node: fx.Node, border: BorderBias, ones: di
             shape = list(root.meta["val"].shape)
             shape[-dims - 1] = 1
             ones[root].meta = {"val": torch.empty(shape, dtype=like.dtype, device="meta")}
-        kernel = like
-        for axis in range(1, dims + 1):
-            kernel = kernel.diff(dim=axis)
+        kernel = border.kernel()
         kind: Any = _CONVOLUTIONS[dims - 1]
         conv = kind(1, len(like), kernel.shape[1:], border.stride, border.padding, border.dilation, bias=False)
         conv.to(like).eval().weight.copy_(kernel.unsqueeze(1))

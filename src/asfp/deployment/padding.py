@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils import skip_init
 
 from asfp.compaction.effects import free_of_effects
 from asfp.compaction.graph import attribute
@@ -43,16 +44,22 @@ def branch_of(node: fx.Node) -> Branch | None:
         return None
     parts: dict[Any, Callable[[fx.Node], Branch | None]] = {F.pad: _padded, torch.cat: _surrounded}
     branch = parts[node.target](node) if node.target in parts else None
-    if branch is None or len([user for user in branch.value.users if not _asks_for_shape(user)]) != 1:
+    if branch is None or len([user for user in branch.value.users if not asks_for_shape(user)]) != 1:
         return None
     return branch
 
 
 def _padded(node: fx.Node) -> Branch | None:
-    """F.pad of channels, and of nothing else, with zeros."""
+    found = padding_of(node)
+    if found is None:
+        return None
+    value, before, after = found
+    return Branch(value, (before, (width_of(node) or 0) - after))
+
+
+def padding_of(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+    """Of F.pad that pads channels, and nothing else, with zeros: the value, how many in front, and how many behind."""
     value, pads = (*node.args, None)[:2]
-    width = width_of(node)
-    assert width is not None
     if node.kwargs.get("mode", "constant") != "constant" or node.kwargs.get("value") or len(node.args) != 2:
         return None
     if not isinstance(value, fx.Node) or not isinstance(pads, (tuple, list)) or len(pads) != 6 or any(pads[:4]):
@@ -60,7 +67,7 @@ def _padded(node: fx.Node) -> Branch | None:
     before, after = pads[4:]
     if not isinstance(before, int) or not isinstance(after, int) or min(before, after) < 0:
         return None
-    return Branch(value, (before, width - after))
+    return value, before, after
 
 
 def _surrounded(node: fx.Node) -> Branch | None:
@@ -70,13 +77,13 @@ def _surrounded(node: fx.Node) -> Branch | None:
         return None
     before, value, after = parts
     widths = [width_of(part) for part in (before, value, after)]
-    if any(width is None for width in widths) or not all(_is_constant(part) for part in (before, after)):
+    if any(width is None for width in widths) or not all(is_constant(part) for part in (before, after)):
         return None
     first, own, _ = (width or 0 for width in widths)
     return Branch(value, (first, first + own), before.args[0], after.args[0])  # type: ignore[union-attr, arg-type]
 
 
-def _is_constant(node: Any) -> bool:
+def is_constant(node: Any) -> bool:
     """Whether a value is one number a channel, for images of any size."""
     expanded = isinstance(node, fx.Node) and node.op == "call_method" and node.target == "expand"
     source = node.args[0] if expanded else None
@@ -86,8 +93,14 @@ def _is_constant(node: Any) -> bool:
     return (*size[:1], *size[2:]) == (1, 1, 1)
 
 
-def _asks_for_shape(user: fx.Node) -> bool:
+def asks_for_shape(user: fx.Node) -> bool:
     return user.target is getattr and user.args[1:] == ("shape",)
+
+
+def asks_for_size(user: fx.Node) -> bool:
+    """Whether a node wants to know the size of a value, and not how many channels it has."""
+    items = [item.args[1] for item in user.users if item.target is operator.getitem]
+    return asks_for_shape(user) and len(items) == len(user.users) and not {1, -3} & set(items)
 
 
 def width_of(node: Any) -> int | None:
@@ -102,6 +115,27 @@ def module_of(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:
         return None
     module = model.get_submodule(str(node.target))
     return None if module._forward_hooks or module._forward_pre_hooks else module
+
+
+def conv_like(like: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    """A plain or depthwise convolution with the settings of another, for other numbers of channels."""
+    settings: Any = {n: getattr(like, n) for n in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
+    groups = 1 if like.groups == 1 else len(weight)
+    widths: Any = weight.shape[1] * groups, len(weight)
+    settings |= {"groups": groups, "bias": bias is not None, "dtype": weight.dtype}
+    conv: nn.Conv2d = skip_init(nn.Conv2d, *widths, **settings)
+    with torch.no_grad():
+        conv.weight.copy_(weight)
+        if bias is not None and conv.bias is not None:
+            conv.bias.copy_(bias)
+    return conv.eval()
+
+
+def meta_of(node: fx.Node, width: int) -> dict[str, Any]:
+    """As the node's, for another number of channels."""
+    shape = list(node.meta["val"].shape)
+    shape[1] = width
+    return {"val": torch.empty(shape, dtype=node.meta["val"].dtype, device="meta")}
 
 
 def sides_of(node: fx.Node) -> list[fx.Node]:
@@ -126,7 +160,7 @@ def pad_with_zeros(model: nn.Module, *, always: bool) -> nn.Module:
     one pass. A concatenation is a pass of its own, and OpenVINO's one that changes the order in memory twice.
 
     >>> import asfp
-    >>> from asfp.folding import fold_batch_norms
+    >>> from asfp.deployment.folding import fold_batch_norms
     >>> net = asfp.create_model("torchvision:resnet18").eval()
     >>> for module in net.modules():
     ...     if isinstance(module, nn.BatchNorm2d):

@@ -14,16 +14,25 @@ import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.nn.utils import skip_init
 
 from asfp.compaction.effects import free_of_effects
 from asfp.compaction.layers import BorderBias
-from asfp.padding import ADDITIONS, Branch, Span, alike, branch_of, module_of, sides_of, width_of
+from asfp.deployment.padding import (
+    ADDITIONS,
+    Branch,
+    Span,
+    alike,
+    branch_of,
+    conv_like,
+    meta_of,
+    module_of,
+    sides_of,
+    width_of,
+)
 from asfp.trace import has_effect
 
 RELUS = (torch.relu, F.relu, "relu")
@@ -42,7 +51,7 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
     1x1 convolutions read are cut, as those of bottlenecks: a piece of them costs what reads it the least.
 
     >>> import asfp
-    >>> from asfp.folding import fold_batch_norms
+    >>> from asfp.deployment.folding import fold_batch_norms
     >>> net = asfp.create_model("torchvision:resnet18").eval()
     >>> x = torch.zeros(1, 3, 64, 64)
     >>> _ = asfp.SoftPruner(net, 0.3, 1, selection="nested", example_inputs=x).step(1)
@@ -142,7 +151,7 @@ class _Rewrite:
             else:
                 made = [self._again(node, source) for source in self.pieces[node.args[0]]]  # type: ignore[index]
         for piece, (low, high) in zip(made, self.spans, strict=True):
-            piece.meta = _meta(node, high - low)
+            piece.meta = meta_of(node, high - low)
         return made
 
     def _convolve(self, node: fx.Node, conv: nn.Conv2d, filters: Span) -> fx.Node:
@@ -157,10 +166,10 @@ class _Rewrite:
             if total is not None and not weight.any():
                 continue
             bias = conv.bias[slice(*filters)] if conv.bias is not None and total is None else None
-            made = self.graph.call_module(self._add_module(node, _conv(conv, weight, bias)), (part,))
-            made.meta = _meta(node, len(weight))
+            made = self.graph.call_module(self._add_module(node, conv_like(conv, weight, bias)), (part,))
+            made.meta = meta_of(node, len(weight))
             total = made if total is None else self.graph.call_function(operator.add, (total, made))
-            total.meta = _meta(node, len(weight))
+            total.meta = meta_of(node, len(weight))
         assert total is not None
         return total
 
@@ -256,21 +265,3 @@ def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return type(module_of(model, node)) is nn.ReLU
     return node.op in ("call_function", "call_method") and node.target in RELUS
-
-
-def _conv(like: nn.Conv2d, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Conv2d:
-    settings: Any = {n: getattr(like, n) for n in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
-    widths: Any = weight.shape[1], weight.shape[0]
-    conv: nn.Conv2d = skip_init(nn.Conv2d, *widths, bias=bias is not None, **settings, dtype=weight.dtype)
-    with torch.no_grad():
-        conv.weight.copy_(weight)
-        if bias is not None and conv.bias is not None:
-            conv.bias.copy_(bias)
-    return conv.eval()
-
-
-def _meta(node: fx.Node, width: int) -> dict[str, Any]:
-    """As the node's, for another number of channels."""
-    shape = list(node.meta["val"].shape)
-    shape[1] = width
-    return {"val": torch.empty(shape, dtype=node.meta["val"].dtype, device="meta")}
