@@ -113,6 +113,17 @@ def test_a_model_for_one_size_keeps_its_batch_open(tmp_path: Path) -> None:
     assert found.cases == 3
 
 
+@pytest.mark.parametrize(("export", "size", "side"), [(asfp.export_onnx, 3, 16), (asfp.export_openvino, 3, 9)])
+def test_a_pool_of_a_fixed_size_fixes_the_images(tmp_path: Path, export: Export, size: int, side: int) -> None:
+    """Exporters write its windows for the example's size: seen at another, which is given up then, not the file."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.Linear(4 * size**2, 2)).eval()
+    found = export(
+        net, tmp_path / f"net{'.onnx' if export is asfp.export_onnx else '.xml'}", torch.randn(1, 3, side, side)
+    )
+    assert "size" not in found.dynamic
+    assert found.cases > 0
+
+
 @pytest.mark.parametrize("suffix", EXPORTS)
 def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, suffix: str) -> None:
     class Random(nn.Module):
@@ -185,6 +196,15 @@ def test_folding_is_exact_and_folds_what_it_can() -> None:
     torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
     left = {name for name, module in folded.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
     assert left == {"n4", "n5", "n6", "n8"}
+
+
+@pytest.mark.parametrize("name", ["0", "1"])
+def test_folding_leaves_modules_with_hooks(name: str) -> None:
+    torch.manual_seed(0)
+    model = scatter(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())).double()
+    model.get_submodule(name).register_forward_hook(lambda module, args, result: result * 2)
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    torch.testing.assert_close(fold_batch_norms(model, x)(x), model(x), rtol=1e-12, atol=1e-12)
 
 
 def test_folding_takes_border_corrections_along(small: CompactModule) -> None:

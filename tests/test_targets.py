@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from asfp.engines import run_onnx, run_openvino
 from asfp.errors import AsfpError
 from asfp.targets import STEP, Way, rate_for_latency, rate_for_macs, ways_to_latency, ways_to_macs
 from asfp.targets.layers import LayerTimes, _onnx, uses_of
+from asfp.targets.target import cutter
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 
@@ -223,6 +226,67 @@ def test_ways_that_a_network_does_not_allow() -> None:
         ways_to_macs(model, x, 0.1, engine="torch", ways=ways[1:])
     with pytest.raises(AsfpError, match="selection='couple' is unknown"):
         ways_to_latency(model, x, 0.5, engine="torch", ways=[Way("couple")])
+
+
+@pytest.mark.parametrize(
+    ("ways", "message"),
+    [
+        (lambda: [("coupled", 16)], r"\('coupled', 16\) is no way to choose filters: give asfp\.targets\.Way"),
+        (lambda: ["coupled"], "'coupled' is no way"),
+        (lambda: [Way("nestd")], "selection='nestd' is unknown"),
+        (lambda: [Way("nested", 0)], "align=0"),
+        (lambda: [Way("nested", 2.5)], r"align=2\.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_way_is_refused(ways: Any, message: str) -> None:
+    for compare in (ways_to_macs, ways_to_latency):
+        with pytest.raises(AsfpError, match=message):
+            compare(asfp.create_model("resnet8"), EXAMPLE, 0.5, engine="torch", ways=ways())
+
+
+def test_a_search_keeps_one_network_at_a_time() -> None:
+    """However many rates are tried: a search over ten times the memory of a network would not do for large ones."""
+    cut = cutter(asfp.create_model("resnet8"), EXAMPLE, {}, "least")
+    first = weakref.ref(cut(20))
+    for step in range(30, 70, 10):
+        cut(step)
+    gc.collect()
+    assert first() is None
+    assert cut(60) is cut(60)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3, 32, 32)])
+def test_an_example_without_samples(shape: tuple[int, ...]) -> None:
+    for find in (rate_for_latency, ways_to_latency, ways_to_macs):
+        with pytest.raises(AsfpError, match="no sample in it"):
+            find(asfp.create_model("resnet8"), torch.zeros(shape), 0.5, engine="torch")  # type: ignore[operator]
+
+
+class Scaled(nn.Conv2d):
+    """A convolution that is also told how much."""
+
+    def forward(self, scale: float, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * scale
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Scaled(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.conv(0.5, x)
+        return made
+
+
+def test_layers_that_take_more_than_a_tensor() -> None:
+    (use,) = uses_of(Telling(), torch.zeros(2, 3, 8, 8))
+    assert (use.shape, use.made) == ((2, 3, 8, 8), (2, 4, 6, 6))
+
+
+def test_a_network_without_layers_has_no_latency_to_predict() -> None:
+    with pytest.raises(AsfpError, match="no convolution or linear layer"):
+        ways_to_latency(nn.Sequential(nn.ReLU(), nn.Flatten()), EXAMPLE, 0.5, engine="torch", repeats=3)
 
 
 def test_a_search_with_progress() -> None:

@@ -450,6 +450,9 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(AsfpError, match="is no engine"):
         asfp.compact(model, example, tune="opnvino")
     assert asfp.compact(model, example, layout=Prices(1.0, 1.0)).plan.macs_after < 40_000_000
+    for wrong in ({"block": 0}, {"depthwise": -1}, {"block": 2.5}):
+        with pytest.raises(AsfpError, match="numbers of channels, at least 1"):
+            Prices(1.0, 1.0, **wrong)  # type: ignore[arg-type]
 
 
 def test_a_border_that_was_kept_follows_sizes_weights_and_modes() -> None:
