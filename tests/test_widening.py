@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 import asfp
 from asfp.compaction.layers import BorderBias, Pick, Widen
 from asfp.deployment.embeds import embed_of
+from asfp.deployment.filling import fill_branches
 from asfp.deployment.folding import convolve_borders, fold_batch_norms
 from asfp.deployment.padding import pad_with_zeros
 from asfp.deployment.pieces import keep_in_pieces
@@ -30,6 +31,7 @@ from asfp.deployment.widths import ONNXRUNTIME, OPENVINO, PRICES, Kernels
 
 DEAR = replace(PRICES, gather=1e12, pad=1e12, border=1e12)
 """Whatever can be computed in its place is."""
+ANY = Kernels()
 EIGHTS = Kernels(multiple=8, depthwise=16, most=9.0, most_beside_depthwise=9.0)
 """Everything is filled up."""
 WIDTH, OWN = 12, 7
@@ -39,7 +41,8 @@ def moves(model: nn.Module) -> int:
     """Embeds; those one behind another are one."""
     assert isinstance(model, fx.GraphModule)
     embeds = {node: found for node in model.graph.nodes if (found := embed_of(model, node)) is not None}
-    return len(embeds.keys() - {part for found in embeds.values() for part in found.inner})
+    modules = [module for module in model.modules() if isinstance(module, (Pick, Widen))]
+    return len(embeds.keys() - {part for found in embeds.values() for part in found.inner}) + len(modules)
 
 
 def borders(model: nn.Module) -> int:
@@ -54,7 +57,7 @@ def difference(one: nn.Module, other: nn.Module, x: Tensor) -> float:
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-3)) for a, b in zip(*found, strict=True))
 
 
-def widened(net: nn.Module, x: Tensor, kernels: Kernels = OPENVINO, prices: Any = DEAR) -> fx.GraphModule:
+def widened(net: nn.Module, x: Tensor, kernels: Kernels = ANY, prices: Any = DEAR) -> fx.GraphModule:
     """The folded network with wide streams, seen equal to the network at the example's size and at another."""
     model = widen_streams(fold_batch_norms(net, x), kernels, prices=prices)
     assert isinstance(model, fx.GraphModule)
@@ -147,7 +150,7 @@ WIDENED = (added, twice, two_branches, through_a_depthwise_layer, padded_and_joi
 WIDENED += (pooled, seen, gated)
 
 
-@pytest.mark.parametrize("kernels", [OPENVINO, EIGHTS, Kernels(multiple=4, most=9.0)], ids=["any", "8", "4"])
+@pytest.mark.parametrize("kernels", [ANY, EIGHTS, Kernels(multiple=4, most=9.0)], ids=["any", "8", "4"])
 @pytest.mark.parametrize("fill", [0.0, 0.7, -0.7])
 @pytest.mark.parametrize("way", WIDENED, ids=lambda way: way.__name__)
 def test_branches_are_computed_where_they_belong(way: Any, fill: float, kernels: Kernels) -> None:
@@ -281,7 +284,7 @@ def check(name: str, selection: str, constants: bool, layout: str) -> None:
     for kernels in (ONNXRUNTIME, OPENVINO):
         for prices in (PRICES, DEAR):
             model = widen_streams(copy.deepcopy(folded), kernels, prices=prices)
-            assert moves(model) <= moves(folded)
+            assert moves(fill_branches(model, kernels)) <= moves(folded)
             assert max(difference(small, model, x), difference(small, model, larger)) < 1e-10
 
 
@@ -305,7 +308,7 @@ def seeds(count: int, first: int = 0) -> list[Any]:
     return [pytest.param(seed, id=str(seed)) for seed in range(first, first + count)]
 
 
-ALL = [Kernels(n, m, most=9.0, most_beside_depthwise=9.0) for n, m in ((1, 1), (2, 4), (4, 4), (8, 16))]
+ALL = [Kernels(n, m, n, most=9.0, most_beside_depthwise=9.0) for n, m in ((1, 1), (2, 4), (4, 4), (8, 16))]
 PRICED = [PRICES, DEAR, replace(PRICES, gather=math.inf, pad=math.inf, border=math.inf)]
 
 
@@ -316,6 +319,7 @@ def check_seed(seed: int) -> None:
     kernels, prices = r.choice([*ALL, ONNXRUNTIME]), r.choice(PRICED)
     steps: list[Callable[[nn.Module], nn.Module]] = [
         lambda model: widen_streams(model, kernels, batch=r.choice([1, 8]), prices=prices),
+        lambda model: fill_branches(model, kernels),
         *r.sample([keep_in_pieces, convolve_borders], r.randint(0, 2)),
     ]
     r.shuffle(steps)
@@ -352,6 +356,7 @@ class Blocks(nn.Module):
         self.stem, self.norm = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
         self.first = nn.ModuleList(nn.Conv2d(width, 6, 3, padding=1) for _ in kinds)
         self.last = nn.ModuleList(nn.Conv2d(6, width, 3, padding=1, bias=False) for _ in kinds)
+        self.direct = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in kinds)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in kinds)
         self.head = nn.Conv2d(width, 4, 3, padding=1)
         for norm in (self.norm, *self.norms):
@@ -359,23 +364,25 @@ class Blocks(nn.Module):
                 nn.init.uniform_(norm.bias, -1, 1)
                 nn.init.uniform_(norm.running_mean, -1, 1)
         with torch.no_grad():
-            for i, conv in enumerate((self.stem, *self.last)):
+            for i, conv in enumerate((self.stem, *self.last, *self.direct)):
                 own = kept[i % len(kept)]
                 conv.weight[[c for c in range(width) if c % 7 not in own]] = 0.0
         self.double().eval()
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
-        for kind, first, last, norm in zip(self.kinds, self.first, self.last, self.norms, strict=True):
-            branch = norm(last(F.relu(first(x))))
+        layers = zip(self.kinds, self.first, self.last, self.direct, self.norms, strict=True)
+        for kind, first, last, direct, norm in layers:
+            branch = norm(direct(x) if kind in ("direct", "shown") else last(F.relu(first(x))))
             x = branch + x if kind == "turned" else x + branch
+            x = x + torch.sort(branch, 1).values.mean((1, 2, 3), keepdim=True) if kind == "shown" else x
             x = x if kind == "linear" else F.hardswish(x) if kind == "curved" else F.relu(x)
             x = self.pool(x) if kind == "pooled" else x * torch.sigmoid(x) if kind == "gated" else x
         made: Tensor = self.head(x)
         return made
 
 
-KINDS = ("plain", "turned", "linear", "pooled", "gated", "curved")
+KINDS = ("plain", "turned", "linear", "pooled", "gated", "curved", "direct", "shown")
 SETS = st.lists(st.integers(0, 6), min_size=1, max_size=6, unique=True)
 
 
@@ -408,6 +415,139 @@ def test_constants_are_carried_by_a_channel() -> None:
     model = widened(small, x)
     assert moves(model) == 0
     assert borders(model) == 0
+
+
+def widths(model: nn.Module) -> dict[str, int]:
+    return {name: module.out_channels for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+
+
+class Direct(nn.Module):
+    """Layers that read the stream to which they are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.convs = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in "ab"),
+        )
+        self.last = nn.Conv2d(8, 4, 3, padding=1)
+        with torch.no_grad():
+            for i, conv in enumerate((self.stem, *self.convs)):
+                conv.weight[2 * i : 2 * i + 4] = 0.0  # type: ignore[index, operator]
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        for conv in self.convs:
+            x = F.relu(x + conv(x))
+        made: Tensor = self.last(x)
+        return made
+
+
+def test_layers_that_read_the_stream_to_which_they_are_added() -> None:
+    net, x = Direct(), torch.randn(1, 3, 9, 11, dtype=torch.float64)
+    small = asfp.compact(net, x)
+    folded = fold_batch_norms(small, x)
+    assert borders(folded) > 0
+    assert moves(folded) > 0
+    model = widened(small, x)
+    assert (borders(model), moves(model)) == (0, 0)
+
+
+class Pooled(nn.Module):
+    def __init__(self, head: Callable[[Pooled, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.conv = head, nn.Conv2d(3, 14, 3, padding=1)
+        self.gap, self.flat, self.drop = nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(), nn.Dropout()
+        self.fc, self.other = nn.Linear(14, 5), nn.Linear(14, 3, bias=False)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self, F.relu(self.conv(x)))
+
+
+def two_linear(net: Pooled, x: Tensor) -> Tensor:
+    x = net.gap(x).flatten(1)
+    return torch.cat([net.fc(x), net.other(x)], 1)
+
+
+HEADS: dict[str, tuple[Any, bool]] = {
+    "flattened": (lambda net, x: net.fc(torch.flatten(net.gap(x), 1)), True),
+    "flattened by name": (lambda net, x: net.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), start_dim=1)), True),
+    "a module": (lambda net, x: net.fc(net.drop(net.flat(net.gap(x)))), True),
+    "two layers": (two_linear, True),
+    "a mean": (lambda net, x: net.fc(x.mean((2, 3))), True),
+    "a mean from behind": (lambda net, x: net.fc(torch.mean(x, dim=[-1, -2])), True),
+    "a mean that keeps its axes": (lambda net, x: net.fc(x.mean((2, 3), keepdim=True)[:, :, 0, 0]), False),
+    "a mean of rows": (lambda net, x: net.fc(x.mean((1, 2))[:, :1].expand(-1, 14)), False),
+    "flattened otherwise": (lambda net, x: net.fc(torch.flatten(net.gap(x), 1, 2)[:, :, 0]), False),
+    "something in between": (lambda net, x: net.fc(torch.sort(net.gap(x).flatten(1), 1).values), False),
+    "something beside": (lambda net, x: net.fc(y := x.mean((2, 3))) + y[:, :5], False),
+    "called twice": (lambda net, x: net.fc(x.mean((2, 3))) + net.fc(x.amax((2, 3))), False),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_classifiers_read_what_is_filled_up(name: str) -> None:
+    head, filled = HEADS[name]
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    model = widened(Pooled(head), x, EIGHTS)
+    assert (widths(model)["conv"] == 16) == filled
+    assert moves(model) == 0
+
+
+# -- branches that stay among constants
+
+
+def padded_between(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    return net.last(net.relu(x + F.pad(b, (0, 0, 0, 0, 3, WIDTH - OWN - 3))))
+
+
+def padded_in_front(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    return net.last(net.relu(x + F.pad(b, (0, 0, 0, 0, WIDTH - OWN, 0))))
+
+
+def behind_an_activation(net: Net, x: Tensor, b: Tensor) -> Tensor:
+    return net.last(x + net.widen(F.relu6(b)))
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.7, -0.7])
+@pytest.mark.parametrize(
+    ("way", "wide"),
+    [
+        (added, True),
+        (padded_between, True),
+        (padded_in_front, True),
+        (through_a_depthwise_layer, True),
+        (behind_an_activation, None),
+        (several_readers, True),
+        (seen, False),
+        (no_convolution, False),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_branches_take_constants_up(way: Any, wide: bool | None, fill: float) -> None:
+    net, x = Net(way, fill), torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    folded = fold_batch_norms(net, x)
+    before, channels = moves(folded), widths(folded)
+    model = fill_branches(folded, Kernels(moved=5, most=9.0, most_beside_depthwise=9.0))
+    assert difference(net, model, x) < 1e-12
+    assert difference(net, model, torch.randn(3, 3, 11, 14, dtype=torch.float64)) < 1e-12
+    assert moves(model) == before
+    if wide is None:  # where the activation leaves a constant as it is
+        wide = fill >= 0.0
+    assert widths(model)["branch"] == (10 if wide else OWN)
+    assert {name: n for name, n in widths(model).items() if name not in ("branch", "depthwise")} == {
+        name: n for name, n in channels.items() if name not in ("branch", "depthwise")
+    }
+
+
+def test_branches_stay_where_there_are_too_few_constants() -> None:
+    net, x = Net(added, 0.7), torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    model = fill_branches(fold_batch_norms(net, x), Kernels(moved=16, most=9.0, most_beside_depthwise=9.0))
+    assert widths(model)["branch"] == OWN
 
 
 # -- what an embed is

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from asfp.compaction import CompactModule
 from asfp.compaction.verify import distance
+from asfp.deployment.filling import fill_branches
 from asfp.deployment.folding import convolve_borders, fold_batch_norms
 from asfp.deployment.padding import pad_with_zeros
 from asfp.deployment.pieces import keep_in_pieces
@@ -130,12 +131,14 @@ def _write_pt2(program: Any, path: Path) -> None:
 
 
 def _for_onnxruntime(model: nn.Module, batch: int, fixed: bool) -> nn.Module:
-    model = keep_in_pieces(convolve_borders(widen_streams(model, ONNXRUNTIME, batch=batch)))
+    model = fill_branches(widen_streams(model, ONNXRUNTIME, batch=batch), ONNXRUNTIME)
+    model = keep_in_pieces(convolve_borders(model))
     return pad_with_zeros(model, always=False)  # what is added would be a pass of its own
 
 
 def _for_openvino(model: nn.Module, batch: int, fixed: bool) -> nn.Module:
     model = widen_streams(keep_in_pieces(model, pointwise=True), OPENVINO, batch=batch)
+    model = fill_branches(model, OPENVINO)
     return pad_with_zeros(model if fixed else convolve_borders(model), always=True)
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import fx
+from torch import Tensor, fx, nn
 
 from asfp.compaction.graph import attribute
-from asfp.deployment.padding import is_constant, padding_of, width_of
+from asfp.compaction.layers import Pick, Widen
+from asfp.compaction.layout import is_run
+from asfp.deployment.padding import is_constant, meta_of, padding_of, width_of
 
 Places = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -106,3 +108,72 @@ def _cut(node: fx.Node) -> Embed | None:
         return None
     places = np.arange(width)[span]
     return Embed(node, value, places, np.zeros(len(places)), True)
+
+
+def is_moved(index: Places, width: int) -> bool:
+    """Whether an embed of so many channels is more than constants around them.
+
+    >>> is_moved(np.array([-1, 0, 1]), 2), is_moved(np.array([-1, 1, 0]), 2), is_moved(np.array([0, 1]), 3)
+    (False, True, True)
+    """
+    own = np.flatnonzero(index >= 0)
+    return not is_run(own) or not np.array_equal(index[own], np.arange(width))
+
+
+def embed_again(model: fx.GraphModule, node: fx.Node, value: fx.Node, index: Places, fill: Values) -> None:
+    """Put another embed in a node's place: channels of the value, constants at -1."""
+    graph, new = model.graph, index < 0
+    column = torch.from_numpy(fill).to(node.meta["val"].dtype).view(1, -1, 1, 1)
+    with graph.inserting_before(node):
+        if not new.any():
+            made = graph.call_module(add_module(model, "picked", Pick(torch.from_numpy(index), 1)), (value,))
+        elif is_moved(index, width := width_of(value) or 0):
+            behind = np.where(new, width + np.cumsum(new) - 1, index)
+            widen = Widen(torch.from_numpy(behind), column[:, torch.from_numpy(new)], 1)
+            made = graph.call_module(add_module(model, "embedded", widen), (value,))
+        else:
+            first, last = np.flatnonzero(~new)[[0, -1]]
+            before, after = column[:, :first], column[:, last + 1 :]
+            if fill[new].any():
+                parts = [_constant(model, before, value), value, _constant(model, after, value)]
+                made = graph.call_function(torch.cat, (parts, 1))
+            else:
+                made = graph.call_function(F.pad, (value, (0, 0, 0, 0, before.shape[1], after.shape[1])))
+    made.meta = meta_of(node, len(index))
+    node.replace_all_uses_with(made)
+
+
+def _constant(model: fx.GraphModule, column: Tensor, like: fx.Node) -> fx.Node:
+    """Constants, a map each, as large as those of a value."""
+    graph, name = model.graph, "around"
+    while hasattr(model, name):
+        name += "_"
+    model.register_buffer(name, column)
+    constant = graph.get_attr(name)
+    constant.meta = {"val": column}
+    shape = graph.call_function(getattr, (like, "shape"))
+    sizes = [graph.call_function(operator.getitem, (shape, axis)) for axis in (0, 2, 3)]
+    made = graph.call_method("expand", (constant, [sizes[0], -1, *sizes[1:]]))
+    made.meta = meta_of(like, column.shape[1])
+    return made
+
+
+def add_module(model: nn.Module, name: str, module: nn.Module) -> str:
+    """Give a model one more module; returns under which name."""
+    base, count = name, 0
+    while hasattr(model, name):
+        count += 1
+        name = f"{base}{count}"
+    model.add_module(name, module)
+    return name
+
+
+def put(values: Tensor, axis: int, width: int, places: Places) -> Tensor:
+    """The values at their places along an axis, and zeros between them.
+
+    >>> put(torch.tensor([5.0, 6.0]), 0, 4, np.array([3, 1]))
+    tensor([0., 6., 0., 5.])
+    """
+    shape = list(values.shape)
+    shape[axis] = width
+    return values.new_zeros(shape).index_copy_(axis, torch.from_numpy(places), values)

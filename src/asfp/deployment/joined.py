@@ -14,7 +14,7 @@ from torch import fx
 
 from asfp.compaction.layers import BorderBias
 from asfp.compaction.layout import is_run
-from asfp.deployment.embeds import Embed, Places, Values
+from asfp.deployment.embeds import Embed, Places, Values, is_moved
 from asfp.deployment.padding import asks_for_size, module_of, width_of
 from asfp.deployment.widths import Reading, close
 
@@ -108,8 +108,10 @@ class Stream:
             for user in self.readers(node):
                 if (conv := reading.plain(user)) is not None:
                     cost += saved * conv.out_channels * reading.use(user)
+                elif linear := reading.linear(node, user):
+                    cost += saved * sum(reading.use(layer) for layer in linear)
                 elif not self.natural(node):
-                    cost += reading.price(node, len(self.places[node]), True)
+                    cost += reading.price(node, len(self.places[node]), not is_run(self.places[node]))
         return cost
 
     def _carrier(self, border: fx.Node) -> int | None:
@@ -131,11 +133,7 @@ class Stream:
 
     def is_moved(self, node: fx.Node) -> bool:
         """Whether an embed of something else is more than constants around its value."""
-        index = self.index_of(node)[0]
-        own = np.flatnonzero(index >= 0)
-        return not is_run(own) or not np.array_equal(
-            index[own], np.arange(width_of(self.reading.embeds[node].value) or 0)
-        )
+        return is_moved(self.index_of(node)[0], width_of(self.reading.embeds[node].value) or 0)
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """What reads a member's channels and is none itself; of some only the size is asked."""

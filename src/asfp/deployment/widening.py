@@ -17,17 +17,16 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils import skip_init
 
 from asfp.compaction.effects import free_of_effects
-from asfp.compaction.layers import BorderBias, Pick, Widen
-from asfp.compaction.layout import Prices
-from asfp.deployment.embeds import Places
+from asfp.compaction.layers import BorderBias, Pick
+from asfp.compaction.layout import Prices, is_run
+from asfp.deployment.embeds import Places, add_module, embed_again, put
 from asfp.deployment.joined import Stream
-from asfp.deployment.padding import conv_like, meta_of, module_of, width_of
+from asfp.deployment.padding import conv_like, meta_of, module_of
 from asfp.deployment.widths import PRICES, Kernels, Reading
 from asfp.trace import has_effect
 
@@ -52,8 +51,7 @@ def widen_streams(model: nn.Module, kernels: Kernels, *, batch: int = 1, prices:
         return model
     kept: set[fx.Node] = set()
     while (found := _next_stream(Reading(model, kernels, batch, prices), kept)) is not None:
-        _Rewrite(found).run()
-        kept.update((*found.borders, found.members[0]))
+        kept.update((*_Rewrite(found).run(), *found.borders, found.members[0]))
         model.graph.eliminate_dead_code(has_effect)
     model.delete_all_unused_submodules()
     model.recompile()
@@ -101,38 +99,64 @@ class _Rewrite:
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.reading = stream, stream.reading
+        self.made: list[fx.Node] = []
+        self.instead: dict[fx.Node, fx.Node] = {}
 
-    def run(self) -> None:
-        """Filters, kernels and corrections of all that makes, passes on or reads the stream; embeds are gone then."""
-        for node in self.stream.members:
-            self._rewrite_readers(node)
+    def run(self) -> list[fx.Node]:
+        """Filters, kernels and corrections of all that makes, passes on or reads the stream; embeds are gone then.
+
+        Returns the new ones, of what is read by something else than layers.
+        """
+        for node, readers in [(node, self.stream.readers(node)) for node in self.stream.members]:
+            self._rewrite_readers(node, readers)
         for node in self.stream.members:
             if self.stream.makes(node) or self.reading.depthwise(node) is not None:
                 self._make(node)
             module = module_of(self.reading.model, node)
             if isinstance(module, BorderBias) and self.stream.sources[node]:
-                module.integral = _put(module.integral, 0, self.stream.width, self.stream.places[node])
+                module.integral = put(module.integral, 0, self.stream.width, self.stream.places[node])
             node.meta = meta_of(node, self.stream.width)
-        instead: dict[fx.Node, fx.Node] = {}
         for node, embed in self.stream.joined.items():
-            instead[node] = instead.get(embed.value, embed.value)
-            node.replace_all_uses_with(instead[node])
+            self._replace(node, self._now(embed.value))
+        return self.made
 
-    def _rewrite_readers(self, node: fx.Node) -> None:
-        graph, places = self.reading.model.graph, self.stream.places[node]
+    def _replace(self, node: fx.Node, other: fx.Node) -> None:
+        node.replace_all_uses_with(other)
+        self.instead[node] = other
+
+    def _now(self, node: fx.Node) -> fx.Node:
+        """The node, or what has taken its place."""
+        return self.instead.get(node, node)
+
+    def _rewrite_readers(self, node: fx.Node, readers: list[fx.Node]) -> None:
+        places = self.stream.places[node]
         pick: fx.Node | None = None
-        for user in self.stream.readers(node):
+        for user in readers:
             conv = self.reading.plain(user)
             if conv is not None:
-                weight = _put(conv.weight.detach(), 1, self.stream.width, places)
+                weight = put(conv.weight.detach(), 1, self.stream.width, places)
                 self._carry(user, node, weight)
                 self._set(user, conv_like(conv, weight, conv.bias))
+            elif linear := self.reading.linear(node, user):
+                for layer in linear:
+                    self._set(layer, _wider(module_of(self.reading.model, layer), self.stream.width, places))
             elif not self.stream.natural(node):
-                if pick is None:
-                    with graph.inserting_after(node):
-                        pick = graph.call_module(self._add("picked", Pick(torch.from_numpy(places), 1)), (node,))
-                    pick.meta = dict(node.meta)
-                user.replace_input_with(node, pick)
+                pick = pick or self._pick(node)
+                user.replace_input_with(self._now(node), pick)
+
+    def _pick(self, node: fx.Node) -> fx.Node:
+        """A value's own channels."""
+        graph, places = self.reading.model.graph, self.stream.places[node]
+        with graph.inserting_after(source := self._now(node)):
+            if is_run(places):
+                span = (slice(None), slice(int(places[0]), int(places[-1]) + 1))
+                pick = graph.call_function(operator.getitem, (source, span))
+            else:
+                name = add_module(self.reading.model, "picked", Pick(torch.from_numpy(places), 1))
+                pick = graph.call_module(name, (source,))
+        pick.meta = dict(node.meta)
+        self.made.append(pick)
+        return pick
 
     def _carry(self, reader: fx.Node, node: fx.Node, weight: Tensor) -> None:
         """The kernel of a constant channel in place of the correction of a border."""
@@ -142,7 +166,7 @@ class _Rewrite:
         place = self.stream.carriers[border]
         correction: Any = module_of(self.reading.model, border)
         weight[:, place] = correction.kernel() / float(self.stream.constants[node][place])
-        border.replace_all_uses_with(reader)
+        self._replace(border, reader)
 
     def _make(self, node: fx.Node) -> None:
         """Filters at their places, zero filters elsewhere, whose biases are the constants that are asked for there."""
@@ -150,68 +174,25 @@ class _Rewrite:
         conv = self.reading.plain(node) or self.reading.depthwise(node)
         if conv is None:
             if not self.stream.natural(node) or not self.stream.is_moved(node):
-                self._embed(node)
+                value = self._now(self.reading.embeds[node].value)
+                embed_again(self.reading.model, node, value, *self.stream.index_of(node))
             return
         bias: Tensor | None = torch.from_numpy(constants).to(conv.weight)
         if conv.bias is not None:
             bias[torch.from_numpy(places)] = conv.bias.detach()  # type: ignore[index]
         elif not constants.any():
             bias = None
-        self._set(node, conv_like(conv, _put(conv.weight.detach(), 0, self.stream.width, places), bias))
-
-    def _embed(self, node: fx.Node) -> None:
-        """What comes from elsewhere, among the constants of the whole stream."""
-        graph, value = self.reading.model.graph, self.reading.embeds[node].value
-        index, fill = self.stream.index_of(node)
-        new = index < 0
-        column = torch.from_numpy(fill).to(node.meta["val"].dtype).view(1, -1, 1, 1)
-        with graph.inserting_before(node):
-            if not new.any():
-                made = graph.call_module(self._add("picked", Pick(torch.from_numpy(index), 1)), (value,))
-            elif self.stream.is_moved(node):
-                index[new] = (width_of(value) or 0) + np.arange(int(new.sum()))
-                widen = Widen(torch.from_numpy(index), column[:, torch.from_numpy(new)], 1)
-                made = graph.call_module(self._add("embedded", widen), (value,))
-            else:
-                first, last = np.flatnonzero(~new)[[0, -1]]
-                before, after = column[:, :first], column[:, last + 1 :]
-                if fill[new].any():
-                    parts = [self._constant(before, value), value, self._constant(after, value)]
-                    made = graph.call_function(torch.cat, (parts, 1))
-                else:
-                    pads = (0, 0, 0, 0, before.shape[1], after.shape[1])
-                    made = graph.call_function(F.pad, (value, pads))
-        made.meta = meta_of(node, self.stream.width)
-        node.replace_all_uses_with(made)
-
-    def _constant(self, column: Tensor, like: fx.Node) -> fx.Node:
-        """Constants, a map each, as large as those of a value."""
-        graph, name = self.reading.model.graph, "around"
-        while hasattr(self.reading.model, name):
-            name += "_"
-        self.reading.model.register_buffer(name, column)
-        constant = graph.get_attr(name)
-        constant.meta = {"val": column}
-        shape = graph.call_function(getattr, (like, "shape"))
-        sizes = [graph.call_function(operator.getitem, (shape, axis)) for axis in (0, 2, 3)]
-        made = graph.call_method("expand", (constant, [sizes[0], -1, *sizes[1:]]))
-        made.meta = meta_of(like, column.shape[1])
-        return made
+        self._set(node, conv_like(conv, put(conv.weight.detach(), 0, self.stream.width, places), bias))
 
     def _set(self, node: fx.Node, module: nn.Module) -> None:
         self.reading.model.set_submodule(str(node.target), module)
 
-    def _add(self, name: str, module: nn.Module) -> str:
-        base, count = name, 0
-        while hasattr(self.reading.model, name):
-            count += 1
-            name = f"{base}{count}"
-        self.reading.model.add_submodule(name, module)
-        return name
 
-
-def _put(values: Tensor, axis: int, width: int, places: Places) -> Tensor:
-    """The values at their places along an axis, and zeros between them."""
-    shape = list(values.shape)
-    shape[axis] = width
-    return values.new_zeros(shape).index_copy_(axis, torch.from_numpy(places), values)
+def _wider(linear: Any, width: int, places: Places) -> nn.Linear:
+    weight = put(linear.weight.detach(), 1, width, places)
+    wider: nn.Linear = skip_init(nn.Linear, width, len(weight), linear.bias is not None, dtype=weight.dtype)
+    with torch.no_grad():
+        wider.weight.copy_(weight)
+        if linear.bias is not None:
+            wider.bias.copy_(linear.bias)
+    return wider.eval()

@@ -25,9 +25,13 @@ POINTWISE = (
 POOLS = (nn.MaxPool2d, nn.AdaptiveAvgPool2d)
 """Constants stay as they are there, at borders too."""
 FUNCTIONS: dict[Any, Any] = {
-    **{f: f for f in (torch.relu, F.relu, F.relu6, F.silu, F.hardswish)},
+    **{f: f for f in (torch.relu, F.relu, F.relu6, F.silu, F.hardswish, torch.sigmoid, torch.tanh)},
     "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
+NOTHING = (nn.Dropout, nn.Identity)
+"""What does nothing to a vector."""
 
 PRICES = replace(LAYOUTS["auto"], block=16)
 """Multiply-adds are counted in blocks of as many filters as a CPU computes at once."""
@@ -44,6 +48,8 @@ class Kernels:
     multiple: int = 1
     depthwise: int = 1
     """The same where the channels pass a depthwise layer."""
+    moved: int = 1
+    """The same of what is put among constants."""
     block: int = 16
     """What is computed at once."""
     most: float = 1.2
@@ -51,17 +57,17 @@ class Kernels:
     most_beside_depthwise: float = 1.5
     """The same in a network with depthwise layers."""
 
-    def width(self, width: int, *, depthwise: bool = False, beside_depthwise: bool = False) -> int:
+    def width(self, width: int, *, depthwise: bool = False, moved: bool = False, beside_depthwise: bool = False) -> int:
         """The width that a value had better have."""
-        n = self.depthwise if depthwise else self.multiple
+        n = self.depthwise if depthwise else self.moved if moved else self.multiple
         most = self.most_beside_depthwise if depthwise or beside_depthwise else self.most
         whole = -(-width // self.block) * self.block <= most * width
         return -(-width // n) * n if whole else width
 
 
-ONNXRUNTIME = Kernels(multiple=8, depthwise=16)
+ONNXRUNTIME = Kernels(multiple=8, depthwise=16, moved=8)
 """It has blocked kernels for some multiples only, and changes the order in memory around all other layers."""
-OPENVINO = Kernels()
+OPENVINO = Kernels(multiple=8, depthwise=16, moved=16)
 
 
 class Reading:
@@ -78,6 +84,8 @@ class Reading:
         """Those of values that are known to be made, or passed on, channel by channel."""
 
     def _follows(self, node: fx.Node) -> bool:
+        if _thins(node):
+            return False  # a stream ends there, and another, of other width, begins
         return self.plain(node) is not None or bool(self.sources(node)) or node in self.embeds
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
@@ -94,6 +102,7 @@ class Reading:
         if isinstance(module, BorderBias):
             return [source] if self.calls[str(node.target)] == 1 else []
         pools = isinstance(module, POOLS) and not getattr(module, "return_indices", False)
+        pools = pools or (node.target is F.adaptive_avg_pool2d and len(node.args) == 2)
         passes = pools or type(module) in POINTWISE or self.depthwise(node) is not None
         return [source] if passes or self._is_function(node) or _thins(node) else []
 
@@ -127,6 +136,30 @@ class Reading:
             return None
         return module
 
+    def linear(self, node: fx.Node, user: fx.Node) -> list[fx.Node]:
+        """The linear layers that read one number a channel, where these are all that reads what the user makes."""
+        if not _is_mean(user) and not (self._is_one_pixel(node) and _is_flattened(user, self.model)):
+            return []
+        found, ahead = [], [user]
+        while ahead:
+            made = ahead.pop()
+            for reader in made.users:
+                module = module_of(self.model, reader)
+                if type(module) in NOTHING:
+                    ahead.append(reader)
+                elif type(module) is nn.Linear and self.calls[str(reader.target)] == 1 and reader.args == (made,):
+                    found.append(reader)
+                else:
+                    return []
+        return found
+
+    def _is_one_pixel(self, node: fx.Node) -> bool:
+        """Whether a value has one pixel for images of any size."""
+        module = module_of(self.model, node)
+        size: Any = module.output_size if isinstance(module, nn.AdaptiveAvgPool2d) else None
+        size = node.args[1] if node.target is F.adaptive_avg_pool2d and len(node.args) == 2 else size
+        return bool(size in (1, (1, 1), [1, 1]))
+
     def branch(self, embed: Embed) -> fx.Node | None:
         """The convolution that makes what is embedded, and nothing else."""
         node = embed.value
@@ -158,8 +191,10 @@ class Reading:
         return self.prices.border * elements + self.prices.step / self.batch
 
     def use(self, node: fx.Node) -> float:
-        """One pair of input and output channels of a convolution."""
+        """One pair of input and output channels of a convolution; one input of a linear layer."""
         conv: Any = self.model.get_submodule(str(node.target))
+        if isinstance(conv, nn.Linear):
+            return float(conv.out_features)
         return float(math.prod(conv.kernel_size) * math.prod(size_of(node)))
 
     def price(self, node: fx.Node, width: int, gathers: bool) -> float:
@@ -175,6 +210,26 @@ class Reading:
         wider = self.prices.saved(width, width_of(made) or 0)
         conv: Any = self.plain(made)
         return wider * conv.in_channels * self.use(made) < self.price(embed.node, width, embed.gathers)
+
+
+def _is_mean(node: fx.Node) -> bool:
+    """x.mean((2, 3)): one number a channel."""
+    if node.target not in (torch.mean, "mean"):
+        return False
+    named: dict[str, Any] = {**dict(zip(("input", "dim", "keepdim"), node.args, strict=False)), **node.kwargs}
+    axes, keeps = named.pop("dim", None), named.pop("keepdim", False)
+    whole = isinstance(axes, (tuple, list)) and {axis % 4 for axis in axes if isinstance(axis, int)} == {2, 3}
+    return whole and keeps is False and named.keys() == {"input"}
+
+
+def _is_flattened(node: fx.Node, model: fx.GraphModule) -> bool:
+    """torch.flatten(x, 1)"""
+    module = module_of(model, node)
+    if type(module) is nn.Flatten:
+        return (module.start_dim, module.end_dim) == (1, -1)
+    named = {**dict(zip(("input", "start_dim"), node.args, strict=False)), **node.kwargs}
+    called = node.target in (torch.flatten, "flatten") and len(node.args) < 3
+    return called and named.keys() == {"input", "start_dim"} and bool(named["start_dim"] == 1)
 
 
 def _thins(node: fx.Node) -> bool:
