@@ -102,8 +102,8 @@ def variants(name: str, options: argparse.Namespace, x: Tensor) -> dict[str, nn.
             found[name] = ours(dense, x, *how)
 
     plain = ours(dense, x, options.rate, "independent", 1, "least")
-    if wanted("independent, gathers"):
-        found["independent, gathers"] = plain
+    if wanted("independent, least"):
+        found["independent, least"] = plain
     add("independent", options.rate, "independent", 1, layout)
     share = plain.plan.macs_after / plain.plan.macs_before if options.macs is None else 1 - options.macs
     for align in options.align:
