@@ -7,7 +7,7 @@
 Without arguments every choice of the figure is made of the unpruned weights under results/weights, pruned in one step:
 time depends on which filters are zero and which of them leave constants, hardly on how the others were trained. With
 arguments, each a run folder with its config.toml and model.pt, the first one the unpruned network's, trained ones are
-timed. All are compacted with the residual layout for the device, and timed in one interleaved run.
+timed. All are timed in one interleaved run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--layout", help="[auto on a CPU, zeros on a GPU]")
+    parser.add_argument("--layout", help="[least on a CPU, whose files are laid out anew, zeros on a GPU]")
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--output", type=Path, default=Path("results/latency"))
     options = parser.parse_args()
@@ -69,7 +69,7 @@ def main() -> None:
     engines = options.engine or (["fused"] if gpu else ["onnxruntime", "openvino"])
     settings = [Setting(e, options.batch, options.device, options.precision, options.channels_last) for e in engines]
     example = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    layout = options.layout or ("zeros" if gpu else "auto")
+    layout = options.layout or ("zeros" if gpu else "least")
     weights = kept_weights(options.results, FIG_SELECTION.rows[0].run.name(0))
     models = {folder.name: compact_of(folder, example, layout) for folder in options.runs}
     models = models or all_at_once(weights, example, layout)
