@@ -108,6 +108,22 @@ def has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or "number" in node.meta or writes_in_place(node)
 
 
+def tidy(model: fx.GraphModule) -> None:
+    """Drop what nobody reads, and modules that nobody calls, and make the code anew.
+
+    >>> from torch import fx
+    >>> model = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> output = next(iter(reversed(model.graph.nodes)))
+    >>> output.args = (next(iter(model.graph.nodes)),)
+    >>> tidy(model)
+    >>> model
+    Sequential()
+    """
+    model.graph.eliminate_dead_code(has_effect)
+    model.delete_all_unused_submodules()
+    model.recompile()
+
+
 def copy_of(model: nn.Module, *, share_tensors: bool = False) -> nn.Module:
     """A deep copy, also of a model that keeps computed tensors (as pruning by hooks and weight norm do).
 

@@ -13,7 +13,7 @@ from asfp.compaction.layers import BorderBias
 from asfp.deployment.embeds import Embed, Places, Values, embed_again, is_moved, put
 from asfp.deployment.padding import conv_like, meta_of, module_of, width_of
 from asfp.deployment.widths import Kernels, Reading, close
-from asfp.trace import has_effect
+from asfp.trace import tidy
 
 
 def fill_branches(model: nn.Module, kernels: Kernels) -> nn.Module:
@@ -36,9 +36,7 @@ def fill_branches(model: nn.Module, kernels: Kernels) -> nn.Module:
     reading = Reading(model, kernels)
     for embed in reading.embeds.values():
         _fill(reading, embed)
-    model.graph.eliminate_dead_code(has_effect)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    tidy(model)
     return model
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from asfp.compaction.layers import BorderBias
 from asfp.errors import TraceError
 from asfp.roles import LEAVES
-from asfp.trace import Example, copy_of, has_effect, trace
+from asfp.trace import Example, copy_of, tidy, trace
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -49,9 +49,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Example) -> nn.Module:
         for node, norm in once.items():
             if type(norm) in _NORMS and norm.running_mean is not None:
                 _fold(traced, node, norm, once)
-    traced.graph.eliminate_dead_code(has_effect)
-    traced.delete_all_unused_submodules()
-    traced.recompile()
+    tidy(traced)
     return traced.eval()
 
 
@@ -102,9 +100,7 @@ def convolve_borders(model: nn.Module) -> nn.Module:
         border = model.get_submodule(str(node.target)) if calls[node.target] == 1 else None
         if isinstance(border, BorderBias) and _symmetric(border, node):
             _convolve(model, node, border, ones)
-    model.graph.eliminate_dead_code(has_effect)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    tidy(model)
     return model
 
 

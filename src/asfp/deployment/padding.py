@@ -16,7 +16,7 @@ from torch.nn.utils import skip_init
 from asfp.compaction.effects import free_of_effects
 from asfp.compaction.graph import attribute
 from asfp.compaction.layers import BorderBias
-from asfp.trace import has_effect
+from asfp.trace import tidy
 
 ADDITIONS = (operator.add, torch.add)
 
@@ -178,9 +178,7 @@ def pad_with_zeros(model: nn.Module, *, always: bool) -> nn.Module:
     for node in list(model.graph.nodes):
         if node.target in ADDITIONS:
             _pad_sides(model, node, calls, always)
-    model.graph.eliminate_dead_code(has_effect)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    tidy(model)
     return model
 
 

@@ -33,7 +33,7 @@ from asfp.deployment.padding import (
     sides_of,
     width_of,
 )
-from asfp.trace import has_effect
+from asfp.trace import tidy
 
 RELUS = (torch.relu, F.relu, "relu")
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
@@ -65,9 +65,7 @@ def keep_in_pieces(model: nn.Module, *, pointwise: bool = False) -> nn.Module:
     seen: set[fx.Node] = set()
     while (stream := _next_stream(model, seen, pointwise)) is not None:
         _Rewrite(model, stream).run()
-    model.graph.eliminate_dead_code(has_effect)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    tidy(model)
     return model
 
 

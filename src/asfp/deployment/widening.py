@@ -28,7 +28,7 @@ from asfp.deployment.embeds import Places, add_module, embed_again, put
 from asfp.deployment.joined import Stream
 from asfp.deployment.padding import conv_like, meta_of, module_of
 from asfp.deployment.widths import PRICES, Kernels, Reading
-from asfp.trace import has_effect
+from asfp.trace import has_effect, tidy
 
 
 def widen_streams(model: nn.Module, kernels: Kernels, *, batch: int = 1, prices: Prices = PRICES) -> nn.Module:
@@ -53,8 +53,7 @@ def widen_streams(model: nn.Module, kernels: Kernels, *, batch: int = 1, prices:
     while (found := _next_stream(Reading(model, kernels, batch, prices), kept)) is not None:
         kept.update((*_Rewrite(found).run(), *found.borders, found.members[0]))
         model.graph.eliminate_dead_code(has_effect)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    tidy(model)
     return model
 
 

@@ -30,7 +30,7 @@ def rate_for_latency(
     selection: str = "independent",
     streams: float | None = None,
     align: int = 1,
-    layout: str = "auto",
+    layout: str = "least",
     repeats: int = 30,
 ) -> Target:
     """The smallest uniform rate whose compact network is predicted to take at most `target` of the dense one's time.
@@ -60,7 +60,7 @@ def ways_to_latency(
     engine: str = "onnxruntime",
     ways: Sequence[Way] = WAYS,
     streams: float | None = None,
-    layout: str = "auto",
+    layout: str = "least",
     repeats: int = 30,
     progress: Progress = lambda message, done: None,
 ) -> list[Target]:

@@ -70,7 +70,7 @@ def ways_to_macs(
     engine: str = "onnxruntime",
     ways: Sequence[Way] = WAYS,
     streams: float | None = None,
-    layout: str = "auto",
+    layout: str = "least",
     repeats: int = 30,
     progress: Progress = lambda message, done: None,
 ) -> list[Target]:
