@@ -257,7 +257,7 @@ NAMES = ("resnet20", "vgg16", "torchvision:resnet18", "torchvision:resnet50")
 OTHERS = (
     *("torchvision:mobilenet_v2", "torchvision:mobilenet_v3_small", "torchvision:densenet121"),
     *("torchvision:shufflenet_v2_x0_5", "torchvision:regnet_y_400mf", "torchvision:vgg11_bn"),
-    *("torchvision:efficientnet_b0", "torchvision:googlenet", "timm:mobilenetv2_100"),
+    *("torchvision:efficientnet_b0", "torchvision:mnasnet0_5", "torchvision:squeezenet1_1", "timm:mobilenetv2_100"),
 )
 
 
