@@ -455,6 +455,109 @@ def test_layers_that_read_the_stream_to_which_they_are_added() -> None:
     assert (borders(model), moves(model)) == (0, 0)
 
 
+class TwoPads(nn.Module):
+    """An addition of what no convolution makes, whose width something else needs as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 30, 3, padding=1), nn.Conv2d(3, 30, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(30, 30, 3, 1, 1), nn.Conv2d(30, 5, 3, padding=1)
+        with torch.no_grad():
+            for conv, first in ((self.one, 0), (self.two, 1)):
+                conv.weight[first::5] = 0.0
+                conv.bias[first::5] = 0.0  # type: ignore[index]
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(F.avg_pool2d(self.one(x), 3, 1, 1) + F.avg_pool2d(self.two(x), 3, 1, 1))
+        made: Tensor = self.last(F.relu(y + self.up(y)))
+        return made
+
+
+@pytest.mark.parametrize("kernels", [ANY, EIGHTS], ids=["any", "8"])
+def test_a_stream_is_looked_at_once(kernels: Kernels) -> None:
+    """Though it would like another width, which it cannot have."""
+    net, x = TwoPads(), torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    for prices in (PRICES, DEAR):
+        widened(asfp.compact(net, x), x, kernels, prices)
+
+
+class OfItself(nn.Module):
+    """A stream to which its own channels are added, in another order or shifted."""
+
+    def __init__(self, shifts: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shifts, self.stem, self.two = shifts, nn.Conv2d(3, 30, 3, padding=1), nn.Conv2d(30, 30, 3, padding=1)
+        self.three, self.last = nn.Conv2d(30, 30, 3, padding=1, bias=False), nn.Conv2d(30, 5, 3, padding=1)
+        self.register_buffer("order", torch.arange(29, -1, -1))
+        with torch.no_grad():
+            for i, conv in enumerate((self.stem, self.two, self.three)):
+                conv.weight[i::7] = 0.0
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = F.relu(x + self.two(x))
+        if self.shifts:
+            z = y + F.pad(y[:, 4:], (0, 0, 0, 0, 0, 4))
+            y = F.relu(z + self.three(z))
+        else:
+            y = y + y.index_select(1, self.order)  # type: ignore[arg-type]
+        made: Tensor = self.last(y)
+        return made
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+@pytest.mark.parametrize("kernels", [ANY, EIGHTS], ids=["any", "8"])
+def test_a_stream_that_is_added_to_itself_in_another_order(shifts: bool, kernels: Kernels) -> None:
+    net, x = OfItself(shifts), torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    for prices in (PRICES, DEAR):
+        widened(asfp.compact(net, x), x, kernels, prices)
+
+
+def test_what_is_made_of_an_embed_that_was_made_anew() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.stem, self.b = nn.Conv2d(3, 30, 3, padding=1), nn.Conv2d(3, 30, 3, padding=1, bias=False)
+            self.one, self.last = nn.Conv2d(18, 30, 3, padding=1), nn.Conv2d(30, 5, 3, padding=1)
+            self.double().eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.avg_pool2d(F.relu(self.stem(x)), 3, 1, 1)[:, 6:24]
+            made: Tensor = self.last(F.relu(F.pad(y, (0, 0, 0, 0, 0, 12)) + self.one(y) + self.b(x)))
+            return made
+
+    for kernels in (ANY, EIGHTS):
+        widened(Cut(), torch.randn(1, 3, 16, 16, dtype=torch.float64), kernels)
+
+
+def test_an_axis_that_is_not_of_channels_stays_open() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 4, 3, padding=1)
+            self.double().eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(self.one(x)).permute(0, 2, 3, 1)
+            for _ in range(4):
+                y = F.relu(F.pad(y, (0, 0, 0, 0, 1, 0)))
+            made: Tensor = self.two(y.permute(0, 3, 1, 2))
+            return made
+
+    for prices in (PRICES, DEAR):
+        widened(Last(), torch.randn(1, 3, 27, 30, dtype=torch.float64), EIGHTS, prices)
+
+
+def test_tiny_constants_are_no_zeros() -> None:
+    net, x = Net(after_an_activation, -5e-7), torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    assert moves(widened(net, x)) == 1
+
+
 class Pooled(nn.Module):
     def __init__(self, head: Callable[[Pooled, Tensor], Tensor]) -> None:
         super().__init__()

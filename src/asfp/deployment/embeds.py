@@ -120,8 +120,8 @@ def is_moved(index: Places, width: int) -> bool:
     return not is_run(own) or not np.array_equal(index[own], np.arange(width))
 
 
-def embed_again(model: fx.GraphModule, node: fx.Node, value: fx.Node, index: Places, fill: Values) -> None:
-    """Put another embed in a node's place: channels of the value, constants at -1."""
+def embed_again(model: fx.GraphModule, node: fx.Node, value: fx.Node, index: Places, fill: Values) -> fx.Node:
+    """Another embed in front of a node, to take its place: channels of the value, constants at -1."""
     graph, new = model.graph, index < 0
     column = torch.from_numpy(fill).to(node.meta["val"].dtype).view(1, -1, 1, 1)
     with graph.inserting_before(node):
@@ -140,7 +140,7 @@ def embed_again(model: fx.GraphModule, node: fx.Node, value: fx.Node, index: Pla
             else:
                 made = graph.call_function(F.pad, (value, (0, 0, 0, 0, before.shape[1], after.shape[1])))
     made.meta = meta_of(node, len(index))
-    node.replace_all_uses_with(made)
+    return made
 
 
 def _constant(model: fx.GraphModule, column: Tensor, like: fx.Node) -> fx.Node:

@@ -54,7 +54,7 @@ def _fill(reading: Reading, embed: Embed) -> None:
     wanted = constants = embed.fill[taken]
     for node in reversed(chain[:-1]):
         constants = wanted if reading.depthwise(node) is not None else reading.after(node, constants)
-    if not close(constants, wanted):
+    if not close(constants, wanted, float(np.abs(wanted).max()), embed.node.meta["val"].dtype):
         return
     places, new = front + np.arange(width), np.setdiff1d(np.arange(width + lacking), front + np.arange(width))
     for node in chain:
@@ -66,7 +66,7 @@ def _fill(reading: Reading, embed: Embed) -> None:
         node.meta = meta_of(node, width + lacking)
     index, fill = np.where(embed.places < 0, -1, embed.places + front), embed.fill.copy()
     index[taken] = new
-    embed_again(reading.model, embed.node, embed.value, index, fill)
+    embed.node.replace_all_uses_with(embed_again(reading.model, embed.node, embed.value, index, fill))
 
 
 def _next_constants(embed: Embed, width: int, count: int) -> tuple[Places, int]:

@@ -16,7 +16,7 @@ from asfp.compaction.layers import BorderBias
 from asfp.compaction.layout import is_run
 from asfp.deployment.embeds import Embed, Places, Values, is_moved
 from asfp.deployment.padding import asks_for_size, module_of, width_of
-from asfp.deployment.widths import Reading, close
+from asfp.deployment.widths import TOLERANCE, Reading, close
 
 SMALLEST = 1e-3
 """A constant channel has to be so large to carry what is lacking at a border."""
@@ -51,7 +51,13 @@ class Stream:
     # what it would be
 
     def is_worth_a_look(self, kept: set[fx.Node]) -> bool:
-        return bool(self.joined or self.borders) or (self.is_ragged() and self.members[0] not in kept)
+        worth = bool(self.joined or self.borders) or (self.is_ragged() and self.members[0] not in kept)
+        return worth and self._is_of_channels()
+
+    def _is_of_channels(self) -> bool:
+        """Whether the second axis is that of channels: where a convolution makes or reads a member."""
+        nodes = (*self.members, *(user for node in self.members for user in node.users))
+        return any(self.reading.plain(node) is not None or self.reading.depthwise(node) is not None for node in nodes)
 
     def pays(self) -> bool:
         """Whether the stream can be had at one width, and costs less then; perhaps with a channel for constants."""
@@ -60,7 +66,10 @@ class Stream:
         extra = costs[True] < costs[False]
         if costs[extra] <= now and not extra:
             self._plan(extra)
-        return costs[extra] < now or (costs[extra] == now < math.inf and self.is_ragged())
+        if costs[extra] == math.inf:
+            return False
+        filled = any(len(places) != self.width for places in self.places.values())
+        return costs[extra] < now or (costs[extra] == now and filled)
 
     def is_ragged(self) -> bool:
         """Whether the engine had better have another width."""
@@ -168,6 +177,8 @@ class Stream:
                 own = self.joined[node].places if node in self.joined else np.arange(width_of(node) or 0)
                 for i in np.flatnonzero(own >= 0):
                     same[root(first[source] + int(own[i]))] = root(first[node] + int(i))
+        if any(embed.value in first for embed in self._foreign().values()):
+            return False  # of this stream, but in another order
         numbers = {n: np.array([root(first[n] + i) for i in range(width_of(n) or 0)], np.int64) for n in self.members}
         fixed = [node for node in self.members if not self.sources[node] and not self.makes(node)]
         most = max(self.members, key=lambda node: len(numbers[node]))
@@ -199,7 +210,7 @@ class Stream:
             new = embed.places < 0
             want, places = asked[embed.value], self.places[node][new]
             known = ~np.isnan(want[places])
-            if not close(want[places][known], embed.fill[new][known]):
+            if not np.allclose(want[places][known], embed.fill[new][known], rtol=TOLERANCE, atol=0.0):
                 return False
             want[places] = embed.fill[new]
         for node in ones:
@@ -213,8 +224,10 @@ class Stream:
             later[node][self.places[node]] = np.nan
         for node in self.members:
             self.constants[node] = self._constants(node, asked, later)
-        given = ((self.constants[node], want) for node, want in asked.items())
-        return all(close(found[~np.isnan(want)], want[~np.isnan(want)]) for found, want in given)
+        given = [(self.constants[node], want) for node, want in asked.items()]
+        scale = max(float(np.nanmax(np.abs(values), initial=0.0)) for pair in given for values in pair)
+        dtype = self.members[0].meta["val"].dtype
+        return all(close(found[~np.isnan(want)], want[~np.isnan(want)], scale, dtype) for found, want in given)
 
     def _constants(self, node: fx.Node, asked: dict[fx.Node, Values], later: dict[fx.Node, Values]) -> Values:
         if node in self.constants:

@@ -50,7 +50,10 @@ def widen_streams(model: nn.Module, kernels: Kernels, *, batch: int = 1, prices:
     if not isinstance(model, fx.GraphModule) or not free_of_effects(model):
         return model
     kept: set[fx.Node] = set()
-    while (found := _next_stream(Reading(model, kernels, batch, prices), kept)) is not None:
+    for _ in range(len(model.graph.nodes)):  # each stream once
+        found = _next_stream(Reading(model, kernels, batch, prices), kept)
+        if found is None:
+            break
         kept.update((*_Rewrite(found).run(), *found.borders, found.members[0]))
         model.graph.eliminate_dead_code(has_effect)
     tidy(model)
@@ -98,13 +101,13 @@ class _Rewrite:
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.reading = stream, stream.reading
-        self.made: list[fx.Node] = []
+        self.picked: list[fx.Node] = []
         self.instead: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> list[fx.Node]:
         """Filters, kernels and corrections of all that makes, passes on or reads the stream; embeds are gone then.
 
-        Returns the new ones, of what is read by something else than layers.
+        Returns what takes some channels of it, for what is no layer.
         """
         for node, readers in [(node, self.stream.readers(node)) for node in self.stream.members]:
             self._rewrite_readers(node, readers)
@@ -117,7 +120,7 @@ class _Rewrite:
             node.meta = meta_of(node, self.stream.width)
         for node, embed in self.stream.joined.items():
             self._replace(node, self._now(embed.value))
-        return self.made
+        return self.picked
 
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
         node.replace_all_uses_with(other)
@@ -154,7 +157,7 @@ class _Rewrite:
                 name = add_module(self.reading.model, "picked", Pick(torch.from_numpy(places), 1))
                 pick = graph.call_module(name, (source,))
         pick.meta = dict(node.meta)
-        self.made.append(pick)
+        self.picked.append(pick)
         return pick
 
     def _carry(self, reader: fx.Node, node: fx.Node, weight: Tensor) -> None:
@@ -172,9 +175,11 @@ class _Rewrite:
         places, constants = self.stream.places[node], self.stream.constants[node]
         conv = self.reading.plain(node) or self.reading.depthwise(node)
         if conv is None:
-            if not self.stream.natural(node) or not self.stream.is_moved(node):
-                value = self._now(self.reading.embeds[node].value)
-                embed_again(self.reading.model, node, value, *self.stream.index_of(node))
+            embed = self.reading.embeds[node]
+            again = embed.gathers or embed.inner
+            if not self.stream.natural(node) or (again and not self.stream.is_moved(node)):
+                made = embed_again(self.reading.model, node, self._now(embed.value), *self.stream.index_of(node))
+                self._replace(node, made)
             return
         bias: Tensor | None = torch.from_numpy(constants).to(conv.weight)
         if conv.bias is not None:

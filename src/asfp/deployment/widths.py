@@ -243,10 +243,20 @@ def size_of(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape[2:])
 
 
-def close(found: Values, asked: Values) -> bool:
+TOLERANCE = 1e-6
+"""Of constants, by the largest of them: as they are rounded in 32 bits."""
+
+
+def close(found: Values, asked: Values, scale: float, dtype: torch.dtype) -> bool:
     """Whether constants are the same, up to the order in which they were added; none is where one is not known.
 
-    >>> close(np.array([1.0, 0.0]), np.array([1.0 + 1e-9, 0.0])), close(np.array([np.nan]), np.array([0.0]))
+    By the largest constant around, in the precision of the type, but in no less than that of 32 bits.
+
+    >>> one, asked = np.array([1.0, 0.0]), np.array([1.0 + 1e-9, 0.0])
+    >>> close(one, asked, 1.0, torch.float32), close(one, asked, 1.0, torch.float64)
     (True, False)
+    >>> close(np.array([np.nan]), np.array([0.0]), 1.0, torch.float32)
+    False
     """
-    return bool(np.all(np.abs(found - asked) <= 1e-6 * np.maximum(1.0, np.abs(asked))))
+    tolerance = min(TOLERANCE, 16 * torch.finfo(dtype).eps) * scale
+    return bool(np.all(np.abs(found - asked) <= tolerance))
