@@ -253,8 +253,9 @@ def test_a_width_is_whole_or_left(
     assert kernels.width(16 * width, depthwise=passes, beside_depthwise=beside) % n == 0
 
 
-NAMES = ("resnet20", "vgg16", "torchvision:resnet18", "torchvision:resnet50")
+NAMES = ("resnet20", "vgg16", "torchvision:resnet18")
 OTHERS = (
+    "torchvision:resnet50",
     *("torchvision:mobilenet_v2", "torchvision:mobilenet_v3_small", "torchvision:densenet121"),
     *("torchvision:shufflenet_v2_x0_5", "torchvision:regnet_y_400mf", "torchvision:vgg11_bn"),
     *("torchvision:efficientnet_b0", "torchvision:mnasnet0_5", "torchvision:squeezenet1_1", "timm:mobilenetv2_100"),
